@@ -1,0 +1,39 @@
+// THE list of kernels. cpu (once per ISA) and cuda each fill one KernelTable;
+// commkern.reference holds a twin of every name.
+#pragma once
+
+#include "kernels/cast.h"
+#include "kernels/quantize.h"
+#include "kernels/reduce.h"
+
+#define COMMKERN_KERNELS(X)            \
+  X(quantize, QuantizeArgs)            \
+  X(dequantize, DequantizeArgs)        \
+  X(dequantize_add, DequantizeArgs)    \
+  X(requantize_sum, RequantizeSumArgs) \
+  X(cast, CastArgs)                    \
+  X(uncast, UncastArgs)                \
+  X(uncast_add, UncastArgs)            \
+  X(recast_sum, RecastSumArgs)         \
+  X(sum, SumArgs)                      \
+  X(absmax, AbsmaxArgs)                \
+  X(nonfinite_check, FlagArgs)         \
+  X(nonzero_check, FlagArgs)           \
+  X(saturate, SaturateArgs)
+
+namespace commkern {
+
+// Raise this whenever the list, an argument struct or Span changes.
+inline constexpr uint32_t kKernelTableVersion = 1;
+
+// `stream` is a cudaStream_t for CUDA tables and ignored by CPU ones. A null entry is a
+// kernel that the filler does not have.
+struct KernelTable {
+  uint32_t version = kKernelTableVersion;
+  const char* filler = "";
+#define COMMKERN_ENTRY(name, Args) void (*name)(const Args& args, void* stream) = nullptr;
+  COMMKERN_KERNELS(COMMKERN_ENTRY)
+#undef COMMKERN_ENTRY
+};
+
+}  // namespace commkern
