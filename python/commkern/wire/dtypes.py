@@ -8,3 +8,8 @@ from typing import Final
 CODES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 NAMES: Final = {code: name for name, code in CODES.items()}
 NBYTES: Final = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+
+
+def compute_nbytes(dtype: str) -> int:
+    """Bytes of the type that arithmetic on ``dtype`` is done in."""
+    return 8 if dtype == "float64" else 4
