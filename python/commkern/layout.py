@@ -37,7 +37,8 @@ class Member:
 
 def effective(member: Member, dtype: str) -> Member:
     """The member itself, or without compression where that would not be smaller."""
-    coded = member.compressor.body_nbytes(member.numel, dtype)
+    coder = member.compressor
+    coded = align(coder.body_nbytes(member.numel, dtype), coder.alignment(dtype))
     if coded < _IDENTITY.body_nbytes(member.numel, dtype):
         return member
     return Member(member.name, member.numel, member.offset, _IDENTITY)

@@ -182,9 +182,9 @@ class CompressionState:
 
     # --- the hook -----------------------------------------------------------------
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Hand a bucket to the group's worker; called by `compression_hook`."""
-        buffer = bucket.buffer()
+        buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = [gradient.numel() for gradient in bucket.gradients()]
         last, step = bucket.is_last(), self.step
@@ -320,7 +320,7 @@ def _deliver(
         if error is None or raised_by_backward:
             future.set_result(buffer)
         else:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
 
     job.add_done_callback(done)
     return future
@@ -332,9 +332,13 @@ def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     False outside of a backward pass (DDP's join calls the hook there).
     """
     engine = torch.autograd.Variable._execution_engine
+
+    def check() -> None:
+        job.result()
+
     try:
         # Twice queued: DDP's own callback is queued between the two, and runs between.
-        engine.queue_callback(lambda: engine.queue_callback(job.result))
+        engine.queue_callback(lambda: engine.queue_callback(check))
     except RuntimeError:
         return False
     return True
