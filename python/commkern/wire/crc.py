@@ -104,6 +104,7 @@ def _shift_tables(log2_nbytes: int) -> Words:
     shifted = np.stack([values << np.uint32(8 * index) for index in range(4)])
     if log2_nbytes == 0:
         table = np.array(_byte_table(), np.uint32)
-        return table[shifted & 0xFF] ^ (shifted >> np.uint32(8))
+        one_zero: Words = table[shifted & 0xFF] ^ (shifted >> np.uint32(8))
+        return one_zero
     half = _shift_tables(log2_nbytes - 1)
     return _lookup(half, _lookup(half, shifted.reshape(-1))).reshape(4, 256)

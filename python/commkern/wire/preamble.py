@@ -48,6 +48,11 @@ _ATTRIBUTES = {
     "world size": "world_size",
     "message size": "body_nbytes",
 }
+# The fields between kind and reserved, as they lie.
+_ORDER = (
+    *("sender", "world_size", "step", "body_nbytes"),
+    *("compressor", "settings", "names", "shapes", "dtypes", "round"),
+)
 _HASHED = frozenset(FIELDS[2:7])
 # An error preamble carries no body and may be read in any round.
 _CALL_FIELDS = FIELDS[1:9]
@@ -83,25 +88,11 @@ class Preamble:
     def pack(self) -> bytes:
         """The 64 bytes. Raises ValueError for a field out of its range."""
         try:
-            body = _LAYOUT.pack(
-                MAGIC,
-                self.version,
-                self.kind,
-                self.sender,
-                self.world_size,
-                self.step,
-                self.body_nbytes,
-                self.compressor,
-                self.settings,
-                self.names,
-                self.shapes,
-                self.dtypes,
-                self.round,
-                0,
-                0,
-            )[:_CRC_OFFSET]
+            fields = [getattr(self, name) for name in _ORDER]
+            packed = _LAYOUT.pack(MAGIC, self.version, self.kind, *fields, 0, 0)
         except struct.error as error:
             raise ValueError(f"{self} has a field out of range: {error}") from None
+        body = packed[:_CRC_OFFSET]
         return body + crc32c(body).to_bytes(4, "little")
 
     @property
@@ -120,7 +111,7 @@ def unpack(data: Any) -> Preamble:
     raw = bytes(data)
     if len(raw) != NBYTES:
         raise PayloadError(f"a preamble has {NBYTES} bytes, got {len(raw)}")
-    magic, version, kind, *rest, reserved, crc = _LAYOUT.unpack(raw)
+    magic, version, kind, *fields, reserved, crc = _LAYOUT.unpack(raw)
     if magic != MAGIC:
         raise PayloadError(f"a preamble begins with {MAGIC!r}, got {magic!r}")
     expected = crc32c(raw[:_CRC_OFFSET])
@@ -133,7 +124,9 @@ def unpack(data: Any) -> Preamble:
             f"preamble's kind and reserved field: expected 0 or 1, and 0; "
             f"got {kind} and {reserved}"
         )
-    return Preamble(*rest, kind=kind, version=version)
+    return Preamble(
+        **dict(zip(_ORDER, fields, strict=True)), kind=kind, version=version
+    )
 
 
 def error_preamble(
