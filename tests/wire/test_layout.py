@@ -7,7 +7,6 @@ import struct
 import sys
 from pathlib import Path
 
-import commkern.dtypes
 from commkern.wire import dtypes, message, preamble
 
 HEADER = Path(__file__).parents[2] / "csrc" / "core" / "wire.h"
@@ -69,8 +68,11 @@ def test_constants_agree() -> None:
 
 
 def test_dtype_codes_agree() -> None:
-    assert commkern.dtypes.CODE == dtypes.CODES
-    assert commkern.dtypes.ITEMSIZE == dtypes.NBYTES
+    types = HEADER.with_name("types.h").read_text()
+    listed = re.search(r"enum class DType : int32_t {(.*?)}", types)
+    assert listed
+    codes = dict(re.findall(r"k(\w+) = (\d+)", listed[1]))
+    assert {name.lower(): int(code) for name, code in codes.items()} == dtypes.CODES
 
 
 def test_wire_modules_do_not_import_torch() -> None:

@@ -52,6 +52,13 @@ HEADERS = {
             descriptor=Descriptor("float64", (), "identity"),
         )
     ),
+    "complex": place(
+        Header(
+            (Section(0, 1, hash_text("identity"), 1, 64),),
+            (True,),
+            descriptor=Descriptor("complex128", (4, 1), "identity"),
+        )
+    ),
     "bucket": bucket(),
     "bucket, crc": bucket(crc=True),
     "empty": place(Header((), ())),
@@ -205,7 +212,8 @@ def test_errors_name_the_field(offset, layout, values, match) -> None:
 
 
 WRONG_DESCRIPTOR = [
-    ("dtype code", 72, "<B", (4,), "descriptor's dtype code"),
+    ("dtype code", 72, "<B", (6,), "descriptor's dtype code"),
+    ("complex", 72, "<B", (4,), "expected 'float32', got 'bfloat16'"),
     ("another dtype", 72, "<B", (2,), "expected 'float16', got 'bfloat16'"),
     ("too many dimensions", 73, "<B", (255,), "descriptor: needs"),
     ("long name", 74, "<H", (65535,), "descriptor: needs"),

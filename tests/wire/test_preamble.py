@@ -160,10 +160,13 @@ def test_fields_out_of_range_are_a_mistake_of_the_caller(field: str) -> None:
             dataclasses.replace(ONE, **{field: value}).pack()
 
 
-def test_tags_of_matching_bodies_only_agree() -> None:
-    raw = ONE.pack()
-    tag = body_tag(raw)
-    assert tag == 0x44000000 | (crc32c(raw[:60]) & 0xFFFFFF)
+def test_body_tag_follows_from_what_ranks_share() -> None:
+    hashes = (ONE.compressor, ONE.settings, ONE.names, ONE.shapes, ONE.dtypes)
+    template = pack_template(*hashes, world_size=4)
+    tag = body_tag(template)
+    assert tag == 0x44000000 | (crc32c(template[:60]) & 0xFFFFFF)
+    assert tag == body_tag(ONE.pack())
+    for field in ("world_size", "compressor", "settings", "names", "shapes", "dtypes"):
+        other = dataclasses.replace(ONE, **{field: getattr(ONE, field) + 1})
+        assert body_tag(other.pack()) != tag
     assert PREAMBLE_TAG == 0x434B0000
-    other = dataclasses.replace(ONE, body_nbytes=ONE.body_nbytes + 1).pack()
-    assert body_tag(other) != tag

@@ -19,8 +19,7 @@ VERSION = 1
 NBYTES = 64
 DATA, ERROR = 0, 1  # kinds
 
-# Tags for transports that have them. The body's tag follows from the preamble, so
-# bodies of calls that do not match never meet.
+# Tags for transports that have them.
 PREAMBLE_TAG = 0x434B0000
 BODY_TAG = 0x44000000
 
@@ -170,9 +169,12 @@ def _blame(failed: Preamble) -> str:
 
 
 def body_tag(preamble: Any) -> int:
-    """The tag of the message that follows these 64 bytes: from their CRC-32C."""
-    crc = int.from_bytes(bytes(preamble)[_CRC_OFFSET:NBYTES], "little")
-    return BODY_TAG | (crc & 0xFFFFFF)
+    """The tag of the messages of a call, from any of its preambles or their template:
+    bodies of calls that differ in what all ranks share never meet."""
+    one = unpack(preamble)
+    hashes = (one.compressor, one.settings, one.names, one.shapes, one.dtypes)
+    template = pack_template(*hashes, world_size=one.world_size)
+    return BODY_TAG | (int.from_bytes(template[_CRC_OFFSET:], "little") & 0xFFFFFF)
 
 
 def pack_template(
