@@ -37,7 +37,7 @@ struct Preamble {
   uint32_t world_size;
   uint64_t step;
   uint64_t body_nbytes;  // in an error preamble: whom it blames (0: the sender)
-  uint32_t compressor;  // this and the next four: CRC-32C of canonical strings
+  uint32_t compressor;   // this and the next four: CRC-32C of canonical strings
   uint32_t settings;
   uint32_t names;
   uint32_t shapes;
