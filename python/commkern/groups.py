@@ -64,12 +64,17 @@ class GroupWorker:
         self.transport = transport
         self.rank: int = transport.rank
         self.world_size: int = transport.world_size
-        self.calls = 0
+        self._calls = 0
         self._executor = ThreadPoolExecutor(1, f"commkern-rank{self.rank}")
         self._workspace = Workspace()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
         self._error: CommkernError | None = None
         weakref.finalize(self, self._executor.shutdown, wait=False)
+
+    def count_call(self) -> int:
+        """The number of this call on the group: the step of calls without a state."""
+        self._calls += 1
+        return self._calls - 1
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run a job after those that were submitted before."""

@@ -16,7 +16,7 @@ from commkern.compressors.base import (
     stream,
 )
 from commkern.compressors.registry import register
-from commkern.dtypes import compute_nbytes
+from commkern.wire.dtypes import compute_nbytes
 
 SUPPORTED_BITS = (4, 8)
 ROUNDINGS = ("nearest", "stochastic")
