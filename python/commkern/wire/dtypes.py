@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 # Codes never change; a new type takes the next one.
-CODES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
-NAMES = {code: name for name, code in CODES.items()}
-NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-
-
-def dtype_code(name: str) -> int:
-    """The wire code of a dtype name; ValueError for a name that has none."""
-    try:
-        return CODES[name]
-    except KeyError:
-        raise ValueError(f"dtype {name!r} is none of {', '.join(CODES)}") from None
+CODES: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
+NAMES: Final = {code: name for name, code in CODES.items()}
+NBYTES: Final = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from commkern.errors import PayloadError
 from commkern.wire.crc import crc32c, hash_text
-from commkern.wire.dtypes import NAMES, NBYTES, dtype_code
+from commkern.wire.dtypes import CODES, NAMES, NBYTES
 
 MAGIC = b"CKMS"
 VERSION = 1
@@ -40,14 +40,14 @@ Bytes = npt.NDArray[np.uint8]
 class Section:
     """Part of a message: the coded form of a range of its parameters.
 
-    ``compressor`` is the CRC-32C of the compressor's canonical string; ``offset``
-    counts bytes from the start of the message.
+    ``compressor`` is the CRC-32C of the compressor's canonical string, ``dtype`` the
+    code of its parameters' dtype; ``offset`` counts bytes from the message's start.
     """
 
     first_parameter: int
     parameter_count: int
     compressor: int
-    dtype: str
+    dtype: int
     nbytes: int
     offset: int = 0
 
@@ -97,6 +97,21 @@ class Header:
         """Bytes before the first section's body."""
         return header_nbytes(len(self.sections), len(self.touched), self.descriptor)
 
+    def pack(self) -> bytes:
+        """The `nbytes` bytes before the bodies. Raises ValueError as `pack_header`."""
+        try:
+            _check(self)
+            fixed = (len(self.sections), len(self.touched), self.step)
+            parts = [
+                _HEADER.pack(MAGIC, VERSION, self.flags, *fixed, self.message_nbytes),
+                *map(_pack_section, self.sections),
+                _pack_bits(self.touched),
+                _pack_descriptor(self.descriptor),
+            ]
+        except (struct.error, KeyError, PayloadError) as error:
+            raise ValueError(f"cannot write this header: {error}") from None
+        return b"".join(parts)
+
 
 def align(nbytes: int, alignment: int = 8) -> int:
     """The next multiple of ``alignment``."""
@@ -136,37 +151,22 @@ def place(header: Header) -> Header:
     return replace(header, sections=tuple(placed), message_nbytes=total)
 
 
-def pack_header(header: Header) -> bytes:
-    """The bytes of a placed header, ``header.nbytes`` of them.
+def pack_header(
+    sections: Sequence[Section], *, parameter_count: int, message_nbytes: int
+) -> bytes:
+    """The header of a bucket's message as a template: step and parameter bits are 0.
 
-    Raises ValueError for fields out of range or a header that was not placed.
+    Raises ValueError for fields out of range, and for offsets or a size other than
+    those that `place` gives.
     """
-    if header != place(header):
-        raise ValueError(f"offsets and sizes disagree, call place() first: {header}")
-    try:
-        parts = [
-            _HEADER.pack(
-                MAGIC,
-                VERSION,
-                header.flags,
-                len(header.sections),
-                len(header.touched),
-                header.step,
-                header.message_nbytes,
-            ),
-            *map(_pack_section, header.sections),
-            pack_bits(header.touched),
-            _pack_descriptor(header.descriptor),
-        ]
-    except struct.error as error:
-        raise ValueError(f"{header} has a field out of range: {error}") from None
-    return b"".join(parts)
+    touched = (False,) * parameter_count
+    return Header(tuple(sections), touched, message_nbytes=message_nbytes).pack()
 
 
 def pack_message(header: Header, bodies: Sequence[Any]) -> bytearray:
     """A whole message: the placed header, one body per section, the CRC if flagged."""
     message = bytearray(header.message_nbytes)
-    message[: header.nbytes] = pack_header(header)
+    message[: header.nbytes] = header.pack()
     for section, body in zip(header.sections, bodies, strict=True):
         raw = bytes(body)
         if len(raw) != section.nbytes:
@@ -184,7 +184,7 @@ def seal(message: Any) -> None:
     raw[-CRC_NBYTES:] = np.frombuffer(crc.to_bytes(CRC_NBYTES, "little"), np.uint8)
 
 
-def pack_bits(touched: Sequence[bool]) -> bytes:
+def _pack_bits(touched: Sequence[bool]) -> bytes:
     """Parameter bits: bit p % 8 (from the least significant) of byte p // 8."""
     bits = np.packbits(np.asarray(touched, dtype=bool), bitorder="little")
     return bits.tobytes().ljust(bits_nbytes(len(touched)), b"\0")
@@ -195,7 +195,7 @@ def _pack_section(section: Section) -> bytes:
         section.first_parameter,
         section.parameter_count,
         section.compressor,
-        dtype_code(section.dtype),
+        section.dtype,
         b"\0\0\0",
         section.offset,
         section.nbytes,
@@ -206,7 +206,7 @@ def _pack_descriptor(descriptor: Descriptor | None) -> bytes:
     if descriptor is None:
         return b""
     name, shape = descriptor.compressor.encode(), descriptor.shape
-    fixed = _DESCRIPTOR.pack(dtype_code(descriptor.dtype), len(shape), len(name), 0)
+    fixed = _DESCRIPTOR.pack(CODES[descriptor.dtype], len(shape), len(name), 0)
     raw = fixed + struct.pack(f"<{len(shape)}Q", *shape) + name
     return raw.ljust(align(len(raw)), b"\0")
 
@@ -239,14 +239,15 @@ def parse_header(data: Any) -> Header:
         nonfinite=bool(flags & FLAG_NONFINITE),
         message_nbytes=nbytes,
     )
-    _check_sections(header)
-    _check_single(header)
+    _check(header)
     return header
 
 
 def _fixed_fields(raw: Bytes) -> tuple[int, int, int, int, int]:
     _fits("header", HEADER_NBYTES, raw.size)
-    magic, version, flags, sections, parameters, step, nbytes = _HEADER.unpack_from(raw)
+    magic, version, flags, sections, parameters, step, nbytes = _HEADER.unpack_from(
+        raw.data
+    )
     _same("magic", MAGIC, magic)
     _same("version", VERSION, version)
     if flags & ~_FLAGS:
@@ -257,9 +258,8 @@ def _fixed_fields(raw: Bytes) -> tuple[int, int, int, int, int]:
 
 def _parse_section(index: int, row: tuple[Any, ...]) -> Section:
     first, count, compressor, dtype, reserved, offset, nbytes = row
-    what = f"section {index}"
-    _same(f"{what}'s reserved bytes", b"\0\0\0", reserved)
-    return Section(first, count, compressor, _dtype(what, dtype), nbytes, offset)
+    _same(f"section {index}'s reserved bytes", b"\0\0\0", reserved)
+    return Section(first, count, compressor, dtype, nbytes, offset)
 
 
 def _parse_bits(raw: Bytes, parameters: int) -> tuple[bool, ...]:
@@ -274,10 +274,8 @@ def _parse_bits(raw: Bytes, parameters: int) -> tuple[bool, ...]:
 
 def _parse_descriptor(raw: Bytes) -> Descriptor:
     _fits("descriptor", _DESCRIPTOR.size, raw.size)
-    code, ndim, name_nbytes, reserved = _DESCRIPTOR.unpack_from(raw)
+    code, ndim, name_nbytes, reserved = _DESCRIPTOR.unpack_from(raw.data)
     _same("descriptor's reserved field", 0, reserved)
-    if ndim > MAX_DIMENSIONS:
-        raise PayloadError(f"dimensions: at most {MAX_DIMENSIONS}, got {ndim}")
     name_begin = _DESCRIPTOR.size + 8 * ndim
     name_end = name_begin + name_nbytes
     _fits("descriptor", align(name_end), raw.size)
@@ -286,19 +284,27 @@ def _parse_descriptor(raw: Bytes) -> Descriptor:
         raise PayloadError(
             f"descriptor's padding: expected zeros, got {padding.tobytes().hex()}"
         )
-    shape = struct.unpack_from(f"<{ndim}Q", raw, _DESCRIPTOR.size)
-    dtype = _dtype("descriptor", code)
-    _check_shape(shape, dtype)
+    shape = struct.unpack_from(f"<{ndim}Q", raw.data, _DESCRIPTOR.size)
+    _check_dtype("descriptor", code)
     try:
         compressor = raw[name_begin:name_end].tobytes().decode()
     except UnicodeDecodeError as error:
         raise PayloadError(
             f"descriptor's compressor: expected UTF-8, {error}"
         ) from None
-    return Descriptor(dtype, shape, compressor)
+    return Descriptor(NAMES[code], shape, compressor)
+
+
+def _check(header: Header) -> None:
+    _check_sections(header)
+    if header.descriptor is not None:
+        _check_shape(header.descriptor.shape, header.descriptor.dtype)
+        _check_single(header, header.descriptor)
 
 
 def _check_shape(shape: tuple[int, ...], dtype: str) -> None:
+    if len(shape) > MAX_DIMENSIONS:
+        raise PayloadError(f"dimensions: at most {MAX_DIMENSIONS}, got {len(shape)}")
     nbytes = NBYTES[dtype]
     for size in shape:
         nbytes *= max(size, 1)
@@ -312,6 +318,7 @@ def _check_sections(header: Header) -> None:
     next_parameter, end = 0, header.nbytes
     for index, section in enumerate(header.sections):
         what = f"section {index}"
+        _check_dtype(what, section.dtype)
         stop = section.first_parameter + section.parameter_count
         if not next_parameter <= section.first_parameter < stop <= len(header.touched):
             raise PayloadError(
@@ -324,22 +331,18 @@ def _check_sections(header: Header) -> None:
     _same("end of the sections", header.message_nbytes - CRC_NBYTES * header.crc, end)
 
 
-def _check_single(header: Header) -> None:
-    descriptor = header.descriptor
-    if descriptor is None:
-        return
+def _check_single(header: Header, descriptor: Descriptor) -> None:
     _same("sections beside a descriptor", 1, len(header.sections))
     _same("parameters beside a descriptor", 1, len(header.touched))
     section = header.sections[0]
-    _same("section 0's dtype", descriptor.dtype, section.dtype)
+    _same("section 0's dtype", descriptor.dtype, NAMES[section.dtype])
     named = hash_text(descriptor.compressor)
     _same("section 0's compressor hash", named, section.compressor)
 
 
-def _dtype(what: str, code: int) -> str:
+def _check_dtype(what: str, code: int) -> None:
     if code not in NAMES:
         raise PayloadError(f"{what}'s dtype code: one of {sorted(NAMES)}, got {code}")
-    return NAMES[code]
 
 
 def _fits(what: str, needed: int, available: int) -> None:

@@ -7,14 +7,12 @@ specifies the bytes; csrc/core/wire.h holds the same structure.
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from commkern.errors import PayloadError
-from commkern.wire.crc import crc32c, hash_text
+from commkern.wire.crc import crc32c
 
 MAGIC = b"CKPR"
 VERSION = 1
@@ -63,20 +61,11 @@ class Difference(NamedTuple):
     theirs: str
 
 
-class Fingerprint(NamedTuple):
-    """Hashes (CRC-32C) of what all ranks must agree on."""
-
-    compressor: int = 0
-    settings: int = 0
-    names: int = 0
-    shapes: int = 0
-    dtypes: int = 0
-
-
 @dataclass(frozen=True)
 class Preamble:
-    """One preamble. Hashes as in `Fingerprint`; ``body_nbytes`` is the size of the
-    message that follows, or the cause in a preamble of kind ``ERROR``."""
+    """One preamble. ``compressor`` to ``dtypes`` are CRC-32C of canonical strings;
+    ``body_nbytes`` is the size of the message that follows, or the cause in a preamble
+    of kind ``ERROR``."""
 
     sender: int
     world_size: int
@@ -193,23 +182,24 @@ def body_tag(preamble: Any) -> int:
     return BODY_TAG | (crc & 0xFFFFFF)
 
 
-def fingerprint(
-    compressor: str,
-    settings: Mapping[str, object],
-    names: Sequence[str],
-    shapes: Sequence[Sequence[int]],
-    dtypes: Sequence[str],
-) -> Fingerprint:
-    """Hash what all ranks must agree on: canonical compressor string, settings (plain
-    values), and name, shape and dtype of every parameter, in order."""
-    return Fingerprint(
-        hash_text(compressor),
-        hash_text(_canonical(dict(settings))),
-        hash_text(_canonical(list(names))),
-        hash_text(_canonical([list(shape) for shape in shapes])),
-        hash_text(_canonical(list(dtypes))),
+def pack_template(
+    compressor: int,
+    settings: int,
+    names: int,
+    shapes: int,
+    dtypes: int,
+    *,
+    world_size: int,
+) -> bytes:
+    """A preamble with the hashes (CRC-32C of canonical strings) that all ranks share;
+    whoever sends it fills in sender, step, size and round, and the CRC."""
+    shared = Preamble(
+        sender=0,
+        world_size=world_size,
+        compressor=compressor,
+        settings=settings,
+        names=names,
+        shapes=shapes,
+        dtypes=dtypes,
     )
-
-
-def _canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return shared.pack()
