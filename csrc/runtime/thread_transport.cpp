@@ -54,12 +54,15 @@ ThreadEndpoint::ThreadEndpoint(std::shared_ptr<ThreadGroup> group, int32_t rank)
 
 void ThreadEndpoint::post(const Exchange& exchange) {
   Lock lock(group_->mutex_);
-  if (group_->failure_) throw_failure();
+  if (aborted_) throw *group_->failure_;
   for (const Send& send : exchange.sends) {
-    Offer offer{.round = exchange.round, .body = send.body};
+    Offer offer;
+    offer.round = exchange.round;
+    offer.body = send.body;
     std::memcpy(offer.preamble.data(), send.preamble, offer.preamble.size());
     group_->mailbox(rank_, send.peer).push_back(offer);
     group_->wake_[size_t(send.peer)].notify_all();
+    bytes_sent_ += int64_t(offer.preamble.size()) + send.body.nbytes;
   }
 }
 
@@ -69,7 +72,7 @@ void ThreadEndpoint::complete(const Exchange& exchange) {
   missing_.clear();
   for (const Receive& receive : exchange.receives) missing_.push_back(&receive);
   for (;;) {
-    // Whatever has come is taken first, so that a mismatch shows before a lost peer.
+    // Whatever has come is looked at first: a mismatch of our own is the best cause.
     const auto taken = std::erase_if(
         missing_, [&](const Receive* receive) { return take(lock, *receive); });
     if (missing_.empty()) break;
@@ -89,9 +92,12 @@ bool ThreadEndpoint::take(Lock& lock, const Receive& receive) {
   if (std::memcmp(offer.preamble.data(), receive.expected, offer.preamble.size()) !=
           0 ||
       offer.body.nbytes != receive.body.nbytes) {
-    group_->poison(mismatch_of(receive.peer, rank_, offer.preamble, receive.expected));
-    throw_failure();
+    const auto failure =
+        mismatch_of(receive.peer, rank_, offer.preamble, receive.expected);
+    group_->poison(failure);
+    throw failure;
   }
+  if (offer.withdrawn) return false;
   offer.copying = true;
   lock.unlock();
   if (offer.body.nbytes > 0) {
@@ -109,37 +115,27 @@ bool ThreadEndpoint::is_offered(int32_t peer, int32_t round) {
 }
 
 void ThreadEndpoint::wait(Lock& lock, Clock::time_point deadline, int32_t peer) {
-  if (group_->failure_) throw_failure();
+  if (group_->failure_) throw *group_->failure_;
   if (Clock::now() >= deadline) {
     group_->poison(Failure(
         FailureKind::kLost, peer, rank_,
         "rank " + std::to_string(peer) + " did not answer within the time-out"));
-    throw_failure();
+    throw *group_->failure_;
   }
   group_->wake_[size_t(rank_)].wait_until(lock, deadline);
 }
 
-// Seen from here: the rank whose preamble was refused is told what the other one has.
-void ThreadEndpoint::throw_failure() const {
-  Failure failure = *group_->failure_;
-  if (failure.kind == FailureKind::kMismatch && failure.peer == rank_) {
-    std::swap(failure.peer, failure.observer);
-    std::swap(failure.received, failure.expected);
-  }
-  throw failure;
-}
-
 void ThreadEndpoint::abort(const char* reason) noexcept {
   Lock lock(group_->mutex_);
+  aborted_ = true;
   group_->poison(Failure(FailureKind::kFailed, rank_, rank_, reason));
-  // The caller's memory may go away after this: withdraw what nobody has begun to
-  // copy, and wait for the copies that have begun.
+  // The caller's memory may go away after this.
   for (int32_t peer = 0; peer < group_->world_size(); ++peer) {
     auto& mailbox = group_->mailbox(rank_, peer);
-    while (mailbox.size() > 1 || (mailbox.size() == 1 && !mailbox.front().copying)) {
-      mailbox.pop_back();
+    for (auto& offer : mailbox) offer.withdrawn = true;
+    while (!mailbox.empty() && mailbox.front().copying) {
+      group_->wake_[size_t(rank_)].wait(lock);
     }
-    while (!mailbox.empty()) group_->wake_[size_t(rank_)].wait(lock);
   }
 }
 

@@ -19,11 +19,12 @@ struct Offer {
   int32_t round = 0;
   PreambleBytes preamble{};
   ConstBytes body;
-  bool copying = false;  // the receiver reads `body` without the lock
+  bool copying = false;    // the receiver reads `body` without the lock
+  bool withdrawn = false;  // the sender gave up; the preamble may still be compared
 };
 
-// Shared by the endpoints of one group. After the first failure the group is poisoned:
-// every later exchange throws that failure.
+// Shared by the endpoints of one group. The first failure poisons the group: exchanges
+// that cannot complete any more throw it, and so does every later one.
 class ThreadGroup {
  public:
   // Throws std::invalid_argument unless world_size >= 1 and timeout_s > 0 (seconds that
@@ -57,6 +58,7 @@ class ThreadEndpoint final : public Transport {
 
   int32_t rank() const { return rank_; }
   int32_t world_size() const { return group_->world_size(); }
+  int64_t bytes_sent() const { return bytes_sent_; }  // preambles included
 
   void post(const Exchange& exchange) override;
   void complete(const Exchange& exchange) override;
@@ -69,11 +71,12 @@ class ThreadEndpoint final : public Transport {
   bool take(Lock& lock, const Receive& receive);
   bool is_offered(int32_t peer, int32_t round);
   void wait(Lock& lock, Clock::time_point deadline, int32_t peer);
-  [[noreturn]] void throw_failure() const;
 
   const std::shared_ptr<ThreadGroup> group_;
   const int32_t rank_;
   std::vector<const Receive*> missing_;
+  bool aborted_ = false;
+  int64_t bytes_sent_ = 0;
 };
 
 }  // namespace commkern
