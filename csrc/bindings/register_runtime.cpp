@@ -1,19 +1,18 @@
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "bindings/plan_caster.h"
+#include "bindings/cast_args.h"
+#include "bindings/cast_plan.h"
+#include "bindings/register.h"
 #include "core/check.h"
 #include "cpu/isa_select.h"
 #include "runtime/runner.h"
 #include "runtime/thread_transport.h"
 
-namespace py = pybind11;
-
-namespace commkern {
+namespace commkern::bindings {
 namespace {
 
 // Any Python object with post(round) and complete(round). The GIL is taken for these
@@ -37,45 +36,6 @@ class CallbackTransport final : public Transport {
   py::object complete_;
 };
 
-// Writable, contiguous memory of Python objects, held for one run.
-class HeldBuffers {
- public:
-  explicit HeldBuffers(const py::list& objects) {
-    views_.reserve(objects.size());
-    for (const auto& object : objects) {
-      if (py::isinstance<py::tuple>(object)) {
-        add_pointer(object.cast<std::pair<uintptr_t, int64_t>>());
-      } else {
-        add_view(object);
-      }
-    }
-  }
-  HeldBuffers(const HeldBuffers&) = delete;
-  HeldBuffers& operator=(const HeldBuffers&) = delete;
-  ~HeldBuffers() {
-    for (auto& view : views_) PyBuffer_Release(&view);
-  }
-
-  const std::vector<MutableBytes>& bytes() const { return bytes_; }
-
- private:
-  void add_pointer(const std::pair<uintptr_t, int64_t>& pointer) {
-    bytes_.push_back({reinterpret_cast<uint8_t*>(pointer.first), pointer.second});
-  }
-
-  void add_view(const py::handle& object) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(object.ptr(), &view, PyBUF_WRITABLE) != 0) {
-      throw py::error_already_set();
-    }
-    views_.push_back(view);
-    bytes_.push_back({static_cast<uint8_t*>(view.buf), view.len});
-  }
-
-  std::vector<Py_buffer> views_;
-  std::vector<MutableBytes> bytes_;
-};
-
 void check_endpoint(const Plan& plan, const ThreadEndpoint& endpoint) {
   if (endpoint.rank() != plan.rank || endpoint.world_size() != plan.world_size) {
     fail("transport: expected rank ", plan.rank, " of ", plan.world_size,
@@ -94,11 +54,16 @@ py::dict run(Runner& runner, const py::list& objects,
   } else {
     used = &callbacks.emplace(transport);
   }
-  const HeldBuffers buffers(objects);
+  Holder holder;
+  std::vector<MutableBytes> buffers(objects.size());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const std::string name = "buffers[" + std::to_string(i) + "]";
+    cast_value(name.c_str(), objects[i], buffers[i], holder);
+  }
   Timing timing;
   {
     const py::gil_scoped_release released;
-    timing = runner.run(buffers.bytes(), registers, *used, cpu::active_table());
+    timing = runner.run(buffers, registers, *used, cpu::active_table());
   }
   py::dict times;
   times["kernel"] = timing.kernel_ns;
@@ -184,4 +149,4 @@ void register_runtime(py::module_& m) {
           py::arg("error"), "This rank stops: peers that wait raise PeerFailed.");
 }
 
-}  // namespace commkern
+}  // namespace commkern::bindings

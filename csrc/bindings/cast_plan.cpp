@@ -1,4 +1,4 @@
-#include "bindings/plan_caster.h"
+#include "bindings/cast_plan.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -7,9 +7,7 @@
 
 #include "core/check.h"
 
-namespace py = pybind11;
-
-namespace commkern {
+namespace commkern::bindings {
 namespace {
 
 std::string shown(const py::handle& value) { return std::string(py::repr(value)); }
@@ -147,4 +145,4 @@ PlanSpec to_plan_spec(const py::list& buffers, const py::list& registers, int32_
   return spec;
 }
 
-}  // namespace commkern
+}  // namespace commkern::bindings
