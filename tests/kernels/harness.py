@@ -74,7 +74,10 @@ class Copies:
 
     def buffers(self) -> list[tuple[str, np.ndarray]]:
         return [
-            (label, made.view(np.uint8).reshape(-1) if self._shift is None else made.bytes)
+            (
+                label,
+                made.view(np.uint8).reshape(-1) if self._shift is None else made.bytes,
+            )
             for label, made in self._made.values()
         ]
 
@@ -196,12 +199,14 @@ def numbers(seed: int, count: int, dtype: str) -> np.ndarray:
 
 def filler(count: int, dtype: Any = np.uint8) -> np.ndarray:
     """Recognisable content for memory that a kernel may or may not write."""
-    return np.resize(np.arange(1, 252, dtype=np.uint8), count * np.dtype(dtype).itemsize).view(
-        dtype
-    )
+    return np.resize(
+        np.arange(1, 252, dtype=np.uint8), count * np.dtype(dtype).itemsize
+    ).view(dtype)
 
 
-def residuals(seed: int, count: int, *, in_place: bool) -> tuple[np.ndarray, np.ndarray]:
+def residuals(
+    seed: int, count: int, *, in_place: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Two versions with different values, or the same object twice."""
     random = np.random.default_rng([seed, 7])
     first = random.standard_normal(count).astype(np.float32) * np.float32(0.01)
