@@ -58,6 +58,8 @@ class Compressor:
     aggregation: ClassVar[Aggregation]
     fixed_size: ClassVar[bool] = True
     stages: ClassVar[int] = 1
+    #: String forms that tests and golden files go through besides the default.
+    examples: ClassVar[tuple[str, ...]] = ()
 
     # --- one tensor ---------------------------------------------------------------
 

@@ -91,13 +91,14 @@ def _split(text: str, spec: str) -> list[str]:
 
 
 def _value(text: str, hint: object, key: str, spec: str) -> object:
-    if text.startswith("(") and text.endswith(")"):
-        return compressor(text[1:-1])
     options = typing.get_args(hint) or (hint,)
-    if Compressor in options:
-        return compressor(text)
     if type(None) in options and text == "None":
         return None
+    nested = text.startswith("(") and text.endswith(")")
+    if Compressor in options:
+        return compressor(text[1:-1] if nested else text)
+    if nested:
+        raise ValueError(f"{key} in {spec!r} takes no compressor, got {text!r}")
     if bool in options:
         if text in {"True", "False"}:
             return text == "True"
