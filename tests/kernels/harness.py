@@ -74,7 +74,10 @@ class Copies:
 
     def buffers(self) -> list[tuple[str, np.ndarray]]:
         return [
-            (label, made.view(np.uint8).reshape(-1) if self._shift is None else made.bytes)
+            (
+                label,
+                made.view(np.uint8).reshape(-1) if self._shift is None else made.bytes,
+            )
             for label, made in self._made.values()
         ]
 
@@ -94,8 +97,8 @@ def compare(
 ) -> dict[str, Any]:
     """Run ``name`` on both sides; fail on any differing byte. Returns the results.
 
-    ``nan_view`` maps a field to the storage dtype in which any NaN equals any NaN, for
-    NaNs that arithmetic makes (their sign and low bits are no part of the contract).
+    ``nan_view`` maps a field to the dtype in which any NaN equals any NaN, for NaNs
+    that arithmetic makes (their sign and low bits are no part of the contract).
     """
     __tracebackhide__ = True
     expected, actual = Copies(arguments, None), Copies(arguments, shift)
@@ -119,7 +122,7 @@ def assert_same(
     if np.array_equal(got, want):
         return
     if nan_view is not None:
-        got, want = got.view(nan_view), want.view(nan_view)
+        got, want = decode(got, nan_view), decode(want, nan_view)
         differs = ~((got == want) & (np.signbit(got) == np.signbit(want)))
         differs &= ~(np.isnan(got) & np.isnan(want))
     else:
@@ -196,12 +199,14 @@ def numbers(seed: int, count: int, dtype: str) -> np.ndarray:
 
 def filler(count: int, dtype: Any = np.uint8) -> np.ndarray:
     """Recognisable content for memory that a kernel may or may not write."""
-    return np.resize(np.arange(1, 252, dtype=np.uint8), count * np.dtype(dtype).itemsize).view(
-        dtype
-    )
+    return np.resize(
+        np.arange(1, 252, dtype=np.uint8), count * np.dtype(dtype).itemsize
+    ).view(dtype)
 
 
-def residuals(seed: int, count: int, *, in_place: bool) -> tuple[np.ndarray, np.ndarray]:
+def residuals(
+    seed: int, count: int, *, in_place: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Two versions with different values, or the same object twice."""
     random = np.random.default_rng([seed, 7])
     first = random.standard_normal(count).astype(np.float32) * np.float32(0.01)
