@@ -25,12 +25,12 @@ def _forced(isa: str) -> Iterator[Any]:
     """commkern.kernels dispatching to ``isa``, checked before and after the test."""
     from commkern import _core, kernels
 
-    before = _core.active_isa()
+    before = _core.isa()
     _core.set_isa(isa)
     try:
-        assert _core.active_isa() == isa, "the call would not dispatch to this ISA"
+        assert _core.isa() == isa, "the call would not dispatch to this ISA"
         yield kernels
-        assert _core.active_isa() == isa, "the test ran on another ISA"
+        assert _core.isa() == isa, "the test ran on another ISA"
     finally:
         _core.set_isa(before)
 

@@ -29,6 +29,17 @@ def test_round_trip(bits: int, data: st.DataObject) -> None:
     assert unpack(packed, len(codes), bits).tolist() == codes
 
 
+@given(st.integers(1, 8), st.binary(max_size=70))
+def test_compiled_packing(bits: int, codes: bytes) -> None:
+    from commkern import _core
+
+    packed = _core.pack_codes(codes, bits)
+    assert packed == bit_loop(list(codes), bits)
+    mask = (1 << bits) - 1
+    unpacked = _core.unpack_codes(packed, bits, len(codes))
+    assert unpacked == bytes(code & mask for code in codes)
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"1\.\.8, got 9"):
         pack(np.zeros(1, np.int64), 9)

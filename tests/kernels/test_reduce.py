@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from kernels.harness import (
     make_spans,
     numbers,
 )
+from tolerances import assert_within, sum_of_ranks
 
 LENGTHS = [*range(130), 255, 256, 257, 1031, 4096]
 
@@ -81,6 +83,21 @@ def test_sum_is_in_rank_order(implementation: Any, dtype: str) -> None:
         implementation.sum(spans=spans, parts=parts, output=output, dtype=dtype)
         scale = 1 if dtype == "float16" else 2**24
         assert set(decode(output, dtype)[3:] / scale) == {expected}
+
+
+@pytest.mark.parametrize("world_size", [2, 7, 300])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_mean_is_within_its_bound(
+    implementation: Any, dtype: str, world_size: int
+) -> None:
+    case = sum_case(dtype, [200], world_size)
+    implementation.sum(**case, scale=1 / world_size)
+    parts = np.array([decode(part, dtype)[3:203] for part in case["parts"]])
+    exact = [math.fsum(column) / world_size for column in parts.T]
+    magnitudes = np.abs(parts).sum(axis=0) / world_size
+    # One more rounding: that of the scale itself.
+    bound = sum_of_ranks(magnitudes, world_size + 1, dtype)
+    assert_within(decode(case["output"], dtype)[3:203], exact, bound)
 
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])

@@ -96,7 +96,7 @@ def nonzero_check(*, spans: SpanTable, input: Any, dtype: str, flags: Any) -> No
 
 
 @Kernel
-def saturate(*, spans: SpanTable, data: Any, dtype: str, limit: float) -> None:
+def saturate(*, spans: SpanTable, data: Any, dtype: str, limit: float = 0.0) -> None:
     """In place: NaN becomes 0, magnitudes above ``limit`` become ``limit``.
 
     Raises ValueError for dtypes, spans or buffers out of range and for a ``limit`` that
