@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -105,21 +105,14 @@ def test_calls_from_many_threads(compiled: Any, threads: Any) -> None:
     threads(3)
     case = all_cases(LONG)["quantize"]
     expected = results(compiled.quantize, case)
-    failures: list[BaseException] = []
 
     def work() -> None:
-        try:
-            for _ in range(10):
-                assert_equal(results(compiled.quantize, case), expected, "quantize")
-        except BaseException as failure:
-            failures.append(failure)
+        for _ in range(10):
+            assert_equal(results(compiled.quantize, case), expected, "quantize")
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failures
+    with ThreadPoolExecutor(4) as callers:
+        for done in [callers.submit(work) for _ in range(4)]:
+            done.result()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
