@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.kernels.harness import filler
+from tests.kernels.test_cast import cast_case, uncast_case
+from tests.kernels.test_cast import sum_case as recast_case
+from tests.kernels.test_quantize import decode_case, quantize_case
+from tests.kernels.test_quantize import sum_case as requantize_case
+from tests.kernels.test_reduce import spans_of, sum_case
 
 from commkern.spans import SPAN
-from kernels.harness import filler
-from kernels.test_cast import cast_case, uncast_case
-from kernels.test_cast import sum_case as recast_case
-from kernels.test_quantize import decode_case, quantize_case
-from kernels.test_quantize import sum_case as requantize_case
-from kernels.test_reduce import spans_of, sum_case
 
 
 def cases() -> dict[str, dict[str, Any]]:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from kernels.harness import (
+from tests.kernels.harness import (
     DTYPES,
     MISALIGNMENTS,
     cast_body,
@@ -17,7 +16,7 @@ from kernels.harness import (
     make_spans,
     numbers,
 )
-from kernels.test_quantize import FEEDBACKS, VECTOR, feedback_of
+from tests.kernels.test_quantize import FEEDBACKS, VECTOR, feedback_of
 
 LENGTHS = [0, 1, 15, 16, 17, 64, 257, 1031]
 SPECIAL = [

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from commkern.wire.crc import crc32c_numpy
+from commkern.reference.crc32c import crc32c as crc32c_numpy
 
 # RFC 3720, appendix B.4; the last but one is the check value of the CRC catalogues.
 KNOWN = [

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.kernels.harness import Copies, assert_same, encode, filler
+from tests.kernels.test_cast import cast_case, uncast_case
+from tests.kernels.test_cast import sum_case as recast_case
+from tests.kernels.test_quantize import decode_case, quantize_case
+from tests.kernels.test_quantize import sum_case as requantize_case
+from tests.kernels.test_reduce import spans_of, sum_case
 
 from commkern import reference
-from kernels.harness import Copies, assert_same, encode, filler
-from kernels.test_cast import cast_case, uncast_case
-from kernels.test_cast import sum_case as recast_case
-from kernels.test_quantize import decode_case, quantize_case
-from kernels.test_quantize import sum_case as requantize_case
-from kernels.test_reduce import spans_of, sum_case
 
 LONG = [5, 90_001, 0, 64, 50_000]  # several threads share the longest span
 

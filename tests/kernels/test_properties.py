@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from kernels.harness import DTYPES, compare
-from kernels.test_cast import cast_case
-from kernels.test_quantize import FEEDBACKS, decode_case, quantize_case, sum_case
+from tests.kernels.harness import DTYPES, compare
+from tests.kernels.test_cast import cast_case
+from tests.kernels.test_quantize import FEEDBACKS, decode_case, quantize_case, sum_case
 
 FEW = settings(
     max_examples=25,

@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from commkern import reference
-from kernels.harness import (
+from tests.kernels.harness import (
     DTYPES,
     MISALIGNMENTS,
     compare,
@@ -20,6 +18,8 @@ from kernels.harness import (
     quantize_body,
     residuals,
 )
+
+from commkern import reference
 
 BITS = (4, 8)
 BLOCK_SIZES = (16, 24, 32, 128, 8192)

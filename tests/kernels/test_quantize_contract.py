@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from commkern.reference.numerics import FORMATS
-from commkern.spans import one_span
-from kernels.harness import DTYPES, decode, encode, quantize_body
-from tolerances import (
+from tests.kernels.harness import DTYPES, decode, encode, quantize_body
+from tests.tolerances import (
     SMALL_HALF_RELATIVE,
     assert_within,
     quantize_nearest,
     quantize_stochastic,
     stochastic_mean,
 )
+
+from commkern.reference.numerics import FORMATS
+from commkern.spans import one_span
 
 BLOCK = 32
 WIDE = {"float32": "float32", "float64": "float64"}

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from commkern.reference.numerics import FORMATS
-from kernels.harness import (
+from tests.kernels.harness import (
     DTYPES,
     MISALIGNMENTS,
     compare,
@@ -19,7 +17,9 @@ from kernels.harness import (
     make_spans,
     numbers,
 )
-from tolerances import assert_within, sum_of_ranks
+from tests.tolerances import assert_within, sum_of_ranks
+
+from commkern.reference.numerics import FORMATS
 
 LENGTHS = [*range(130), 255, 256, 257, 1031, 4096]
 
