@@ -104,7 +104,9 @@ def section_spans(
     """The spans of a group that ``owner`` owns in this segment, laid out."""
     coder = group.compressor
     rows, body = [], 0
-    for member, begin, end in _pieces(group, dtype, owner, world_size, segment, segments):
+    for member, begin, end in _pieces(
+        group, dtype, owner, world_size, segment, segments
+    ):
         body = aligned(body, coder.alignment(dtype))
         rows.append(
             {

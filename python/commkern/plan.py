@@ -107,7 +107,9 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"plan of rank {self.rank} of {self.world_size}, {self.dtype}"]
-        lines += [f"  buffer {name}: {size} bytes" for name, size in self.buffers.items()]
+        lines += [
+            f"  buffer {name}: {size} bytes" for name, size in self.buffers.items()
+        ]
         lines += [f"  {_step_text(step, self)}" for step in self.steps]
         return "\n".join(lines)
 
@@ -174,7 +176,9 @@ def lower(plan: Plan) -> dict[str, Any]:
             return ("read_header", piece(message), template, piece(touched), sender)
         return ("post" if isinstance(item, Post) else "complete", item.round)
 
-    def transfers(items: tuple[Transfer, ...]) -> list[tuple[int, tuple[int, int, int]]]:
+    def transfers(
+        items: tuple[Transfer, ...],
+    ) -> list[tuple[int, tuple[int, int, int]]]:
         return [(peer, piece(message)) for peer, message in items]
 
     return {
