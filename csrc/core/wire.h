@@ -36,8 +36,8 @@ struct Preamble {
   uint32_t sender;
   uint32_t world_size;
   uint64_t step;
-  uint64_t body_nbytes;
-  uint32_t compressor;  // this and the next four: CRC-32C of canonical strings
+  uint64_t body_nbytes;  // in an error preamble: whom it blames (0: the sender)
+  uint32_t compressor;   // this and the next four: CRC-32C of canonical strings
   uint32_t settings;
   uint32_t names;
   uint32_t shapes;
@@ -99,6 +99,7 @@ static_assert(offsetof(Section, offset) == 16);
 static_assert(offsetof(Section, nbytes) == 24);
 static_assert(sizeof(Section) == 32);
 
+// Its dtype may also be 4 (complex64) or 5 (complex128), coded as pairs of reals.
 struct Descriptor {  // then ndim x u64, the compressor string, zeros to 8 bytes
   uint8_t dtype;
   uint8_t ndim;

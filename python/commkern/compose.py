@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
-from commkern.dtypes import CODE, ITEMSIZE
 from commkern.layout import (
     Group,
     Member,
     SectionSpans,
-    aligned,
     dense_spans,
     group_members,
     section_spans,
@@ -33,7 +31,9 @@ from commkern.schedules import Round, resolve
 from commkern.spans import SpanTable, span_table
 from commkern.wire import message as wire_message
 from commkern.wire import preamble as wire_preamble
-from commkern.wire.crc import crc32c
+from commkern.wire.crc import hash_text
+from commkern.wire.dtypes import CODES, NBYTES
+from commkern.wire.message import align
 
 NONFINITE = ("propagate", "raise", "saturate")
 _MAX_FINITE = {
@@ -147,7 +147,19 @@ class _Composer:
             description=description,
             exchanges=tuple(exchanges),
             steps=tuple(steps),
+            bytes_dense=self._bytes_dense(rounds),
         )
+
+    def _bytes_dense(self, rounds: tuple[Round, ...]) -> int:
+        """What the sends of all rounds would take as plain elements."""
+        owned = [0] * self.world_size
+        for messages in self._messages:
+            for owner, message in enumerate(messages):
+                owned[owner] += sum(
+                    row["length"] for spans, _ in message.sections for row in spans.rows
+                )
+        sent = sum(owned[t.chunk] for one in rounds for t in one.sends)
+        return sent * NBYTES[self.dtype]
 
     # --- layout -------------------------------------------------------------------
 
@@ -159,7 +171,7 @@ class _Composer:
             for owner in range(self.world_size):
                 message = self._message(owner, segment, begin)
                 messages.append(message)
-                begin = aligned(message.end, 64)
+                begin = align(message.end, 64)
             laid_out.append(messages)
         return laid_out
 
@@ -178,15 +190,15 @@ class _Composer:
         end = wire_message.header_nbytes(len(listed), self._parameter_count)
         sections, entries = [], []
         for spans in listed:
-            offset = aligned(end, 8)
+            offset = align(end, 8)
             end = offset + spans.nbytes
             sections.append((spans, offset))
             entries.append(
                 wire_message.Section(
                     first_parameter=spans.group.first,
                     parameter_count=len(spans.group.members),
-                    compressor=crc32c(str(spans.group.compressor).encode()),
-                    dtype=CODE[self.dtype],
+                    compressor=hash_text(str(spans.group.compressor)),
+                    dtype=CODES[self.dtype],
                     offset=offset,
                     nbytes=spans.nbytes,
                 )
@@ -202,12 +214,12 @@ class _Composer:
         residual = max(((m.residual or 0) + m.numel for m in fed), default=0)
         messages = [m for segment in self._messages for m in segment]
         mine = [segment[self.rank] for segment in self._messages]
-        self._part_stride = aligned(sum(aligned(m.nbytes, 64) for m in mine), 64)
+        self._part_stride = align(sum(align(m.nbytes, 64) for m in mine), 64)
         rows = sum(len(spans.rows) for m in messages for spans, _ in m.sections)
         preambles = 2 * self.settings.segments * self.world_size * 64
         data = max((m.offset + m.numel for m in members), default=0)
         self.buffers = {
-            "data": data * ITEMSIZE[self.dtype],
+            "data": data * NBYTES[self.dtype],
             "residual0": residual * 4,
             "residual1": residual * 4,
             "committed": max((m.row + 1 for m in fed), default=0),
@@ -237,8 +249,7 @@ class _Composer:
         if sender == self.rank:
             return self._place("outgoing", mine)
         before = sum(
-            aligned(earlier[self.rank].nbytes, 64)
-            for earlier in self._messages[:segment]
+            align(earlier[self.rank].nbytes, 64) for earlier in self._messages[:segment]
         )
         return Slice("parts", sender * self._part_stride + before, mine.nbytes)
 
@@ -362,5 +373,5 @@ class _Composer:
         }
 
     def _preamble(self, description: dict[str, str]) -> bytes:
-        hashes = [crc32c(text.encode()) for text in description.values()]
+        hashes = [hash_text(text) for text in description.values()]
         return wire_preamble.pack_template(*hashes, world_size=self.world_size)

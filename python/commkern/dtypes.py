@@ -1,4 +1,4 @@
-"""Element types: names, sizes and codes of the wire, and torch's own types."""
+"""Element types: torch's own and the names that commkern uses for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from typing import Final
 
 import torch
 
-# Mirrors ``enum class DType`` of csrc/core/types.h.
-CODE: Final = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
-ITEMSIZE: Final = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+from commkern.wire.dtypes import CODES
 
 _FROM_TORCH: Final = {
     torch.float32: "float32",
@@ -25,7 +23,7 @@ def dtype_name(dtype: torch.dtype) -> str:
         return _FROM_TORCH[dtype]
     except KeyError:
         raise TypeError(
-            f"dtype {dtype} is not supported; supported: {', '.join(CODE)} "
+            f"dtype {dtype} is not supported; supported: {', '.join(CODES)} "
             "(complex tensors as pairs of reals)"
         ) from None
 
@@ -33,8 +31,3 @@ def dtype_name(dtype: torch.dtype) -> str:
 def torch_dtype(name: str) -> torch.dtype:
     """``"float32"`` to ``torch.float32``."""
     return _TO_TORCH[name]
-
-
-def compute_nbytes(dtype: str) -> int:
-    """Bytes of the type that arithmetic on ``dtype`` is done in."""
-    return 8 if dtype == "float64" else 4

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from commkern import runner
 from commkern.arrays import as_bytes
 from commkern.compose import Settings, compose
-from commkern.errors import CommkernError
 from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
 from commkern.residuals import ResidualStore
@@ -56,20 +55,25 @@ class Workspace:
 class GroupWorker:
     """Runs the commkern calls on one process group in a thread of its own.
 
-    The first failure of a peer or of the exchange poisons the group: later calls raise
-    the same error, because messages of the failed call may still be on their way.
+    The first failure of a run poisons the group: later calls raise the same error,
+    because messages of the failed run may still be on their way.
     """
 
     def __init__(self, transport: Any) -> None:
         self.transport = transport
         self.rank: int = transport.rank
         self.world_size: int = transport.world_size
-        self.calls = 0
+        self._calls = 0
         self._executor = ThreadPoolExecutor(1, f"commkern-rank{self.rank}")
         self._workspace = Workspace()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
-        self._error: CommkernError | None = None
+        self._error: Exception | None = None
         weakref.finalize(self, self._executor.shutdown, wait=False)
+
+    def count_call(self) -> int:
+        """The number of this call on the group: the step of calls without a state."""
+        self._calls += 1
+        return self._calls - 1
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run a job after those that were submitted before."""
@@ -78,11 +82,7 @@ class GroupWorker:
     def _guarded(self, job: Callable[[], T]) -> T:
         if self._error is not None:
             raise self._error
-        try:
-            return job()
-        except CommkernError as error:
-            self._error = error
-            raise
+        return job()
 
     def plan(self, members: Sequence[Member], dtype: str, settings: Settings) -> Plan:
         """The plan for this layout under these settings, built once."""
@@ -130,7 +130,11 @@ class GroupWorker:
         ]
         bound = self.transport.bind(plan, workspace, step)
         sent = self.transport.bytes_sent
-        times = runner.run(plan, buffers, {"seed": seed, "step": step}, bound)
+        try:
+            times = runner.run(plan, buffers, {"seed": seed, "step": step}, bound)
+        except Exception as error:
+            self._error = error
+            raise
         touched = workspace["touched"].numpy().astype(bool)
         self._clear_untouched(plan, data, touched)
         return Outcome(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from commkern.compressors import Compressor, Identity
 from commkern.spans import SpanTable, span_table
-from commkern.wire.crc import crc32c
+from commkern.wire.crc import hash_text
+from commkern.wire.message import align
 
 _IDENTITY = Identity()
 
@@ -31,12 +32,13 @@ class Member:
     @property
     def parameter_id(self) -> int:
         """Keys the random draws and the first owner: CRC-32C of the name."""
-        return crc32c(self.name.encode())
+        return hash_text(self.name)
 
 
 def effective(member: Member, dtype: str) -> Member:
     """The member itself, or without compression where that would not be smaller."""
-    coded = member.compressor.body_nbytes(member.numel, dtype)
+    coder = member.compressor
+    coded = align(coder.body_nbytes(member.numel, dtype), coder.alignment(dtype))
     if coded < _IDENTITY.body_nbytes(member.numel, dtype):
         return member
     return Member(member.name, member.numel, member.offset, _IDENTITY)
@@ -84,11 +86,6 @@ def chunk_bounds(
     return min(begin, numel), min(end, numel)
 
 
-def aligned(offset: int, alignment: int) -> int:
-    """``offset`` rounded up to a multiple of ``alignment``."""
-    return -(-offset // alignment) * alignment
-
-
 @dataclass(frozen=True)
 class SectionSpans:
     """A group's spans in one message, ``body`` relative to the section's start."""
@@ -107,7 +104,7 @@ def section_spans(
     for member, begin, end in _pieces(
         group, dtype, owner, world_size, segment, segments
     ):
-        body = aligned(body, coder.alignment(dtype))
+        body = align(body, coder.alignment(dtype))
         rows.append(
             {
                 "offset": member.offset + begin,

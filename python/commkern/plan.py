@@ -99,6 +99,8 @@ class Plan:
     description: dict[str, str]
     exchanges: tuple[Exchange, ...]
     steps: tuple[Step, ...]
+    bytes_dense: int
+    """Bytes that this rank would send without compression and headers."""
 
     @property
     def bytes_sent(self) -> int:

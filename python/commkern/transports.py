@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from commkern.agreement import explain
 from commkern.errors import CommkernError, MismatchError, PeerFailed, PeerLost
 from commkern.plan import Exchange, Plan, Slice
 from commkern.wire import preamble as wire
@@ -95,7 +96,7 @@ class _BoundTransport:
         if not exchange.sends and not exchange.receives:
             self._posted[number] = _Posted(exchange, [], [])
             return
-        tag = wire.body_tag(self._plan.preamble, number)
+        tag = wire.body_tag(self._plan.preamble)
         ops, peers = [], []
         for op, transfers, buffer in (
             (dist.irecv, exchange.receives, "preambles_in"),
@@ -133,7 +134,8 @@ class _BoundTransport:
             return
         if self._next_round >= len(self._plan.exchanges):
             return
-        mine = wire.unpack(self._plan.preamble, sender=self._plan.rank, step=self._step)
+        shared = wire.unpack(self._plan.preamble)
+        mine = replace(shared, sender=self._plan.rank, step=self._step)
         message = torch.frombuffer(
             bytearray(wire.error_preamble(mine)), dtype=torch.uint8
         )
@@ -196,13 +198,13 @@ class _BoundTransport:
 
     def _explain(self, peer: int, received: bytes, number: int) -> CommkernError:
         expected = self._preamble("preambles_expected", number, peer).numpy().tobytes()
-        return wire.mismatch_error(
+        return explain(
             expected,
             received,
             peer=peer,
             step=self._step,
-            exchange_text=lambda text: self._exchange_text(peer, text),
             description=self._plan.description,
+            exchange_text=lambda text: self._exchange_text(peer, text),
         )
 
     def _exchange_text(self, peer: int, mine: str) -> str:

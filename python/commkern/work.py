@@ -60,6 +60,6 @@ def _forward(
         if error is None:
             future.set_result([job.result()])
         else:
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
 
     return done

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from commkern.dtypes import ITEMSIZE
 from commkern.spans import SpanTable
+from commkern.wire.dtypes import NBYTES
 
 Aggregation = Literal["linear", "hop", "gathered"]
 
@@ -129,4 +129,4 @@ def require(condition: bool, message: str) -> None:
 
 def dense_nbytes(length: int, dtype: str) -> int:
     """Bytes of ``length`` uncompressed elements."""
-    return length * ITEMSIZE[dtype]
+    return length * NBYTES[dtype]

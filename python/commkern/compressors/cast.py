@@ -14,7 +14,7 @@ from commkern.compressors.base import (
     require,
 )
 from commkern.compressors.registry import register
-from commkern.dtypes import ITEMSIZE
+from commkern.wire.dtypes import NBYTES
 
 _WIRE = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Relative rounding error of a normal number, and the smallest normal number.
@@ -35,10 +35,10 @@ class _ElementWise(Compressor):
         raise NotImplementedError
 
     def body_nbytes(self, length: int, dtype: str) -> int:
-        return length * ITEMSIZE[self.wire_dtype(dtype)]
+        return length * NBYTES[self.wire_dtype(dtype)]
 
     def alignment(self, dtype: str) -> int:
-        return ITEMSIZE[self.wire_dtype(dtype)]
+        return NBYTES[self.wire_dtype(dtype)]
 
     def granule(self, dtype: str) -> int:
         return 128

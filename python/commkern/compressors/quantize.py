@@ -16,7 +16,7 @@ from commkern.compressors.base import (
     stream,
 )
 from commkern.compressors.registry import register
-from commkern.dtypes import compute_nbytes
+from commkern.wire.dtypes import compute_nbytes
 
 SUPPORTED_BITS = (4, 8)
 ROUNDINGS = ("nearest", "stochastic")
@@ -106,7 +106,7 @@ class Quantize(Compressor):
         return self.rounding == "stochastic"
 
     def error_bound(self, absmax: float, dtype: str) -> float:
-        step = absmax / (2 ** (self.bits - 1) - 1)
+        step = absmax / float(2 ** (self.bits - 1) - 1)
         return step if self.rounding == "stochastic" else step / 2
 
     def _format(self, on: Operands) -> dict[str, Any]:

@@ -1,25 +1,28 @@
 """CRC-32C (Castagnoli): reflected, initial value and final xor 0xffffffff.
 
-Source: RFC 3720, appendix B.4. Long inputs are cut into lanes that NumPy advances
-together; the CRC is linear, so a lane's value is carried over the lanes behind it by
-the map "append as many zero bytes" (as in zlib's crc32_combine).
+Source: RFC 3720, appendix B.4. Long inputs are dealt to a power of two of lanes that
+NumPy advances together; the CRC is linear, so neighbours merge pairwise by the map
+"append as many zero bytes" (as in zlib's crc32_combine).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from commkern.arrays import as_bytes
+from commkern.arrays import Bytes, as_bytes
+
+Words = npt.NDArray[np.uint32]
 
 _POLYNOMIAL = 0x82F63B78
 _ONES = 0xFFFFFFFF
-_LANES = 256
+_LANE_NBYTES = 512
 
 
-def _make_table() -> npt.NDArray[np.uint32]:
+def _make_table() -> Words:
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         carry = np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
@@ -39,31 +42,44 @@ def crc32c(data: Any, value: int = 0) -> int:
     """
     raw = as_bytes(data)
     register = value ^ _ONES
-    lane_nbytes = raw.size // _LANES
-    if lane_nbytes >= 8:
-        register = _advance_lanes(register, raw[: lane_nbytes * _LANES])
-        raw = raw[lane_nbytes * _LANES :]
+    while raw.size >= 2 * _LANE_NBYTES:
+        lanes = 1 << (raw.size // _LANE_NBYTES).bit_length() - 1
+        nbytes = lanes * _LANE_NBYTES
+        register = _advance_lanes(register, raw[:nbytes].reshape(lanes, _LANE_NBYTES))
+        raw = raw[nbytes:]
     for byte in raw.tobytes():
         register = _TABLE_LIST[(register ^ byte) & 0xFF] ^ (register >> 8)
     return register ^ _ONES
 
 
-def _advance_lanes(register: int, raw: npt.NDArray[np.uint8]) -> int:
-    lanes = np.zeros((raw.size // _LANES, _LANES + 32), dtype=np.uint32)
-    lanes[:, :_LANES] = raw.reshape(_LANES, -1).T
-    state = np.zeros(_LANES + 32, dtype=np.uint32)
-    state[_LANES:] = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    for column in lanes:
-        state = _TABLE[(state ^ column) & np.uint32(0xFF)] ^ (state >> np.uint32(8))
-    shifted_basis = [int(v) for v in state[_LANES:]]
-    for lane in state[:_LANES]:
-        register = _shift(register, shifted_basis) ^ int(lane)
-    return register
+def _advance_lanes(register: int, lanes: Bytes) -> int:
+    state = np.zeros(len(lanes), np.uint32)
+    state[0] = register
+    four_zeros = _zeros_table(2)
+    for words in np.ascontiguousarray(lanes.view("<u4").T):
+        state = _lookup(four_zeros, state ^ words)
+    log2_nbytes = _LANE_NBYTES.bit_length() - 1
+    while state.size > 1:
+        state = _lookup(_zeros_table(log2_nbytes), state[0::2]) ^ state[1::2]
+        log2_nbytes += 1
+    return int(state[0])
 
 
-def _shift(register: int, shifted_basis: list[int]) -> int:
-    result = 0
-    for bit, image in enumerate(shifted_basis):
-        if register >> bit & 1:
-            result ^= image
-    return result
+@lru_cache(maxsize=64)
+def _zeros_table(log2_nbytes: int) -> Words:
+    """Row b, column v: the register v << 8b after 2**log2_nbytes zero bytes."""
+    values = np.arange(256, dtype=np.uint32)
+    table = np.stack([values << np.uint32(8 * byte) for byte in range(4)])
+    if log2_nbytes == 0:
+        one_zero: Words = _TABLE[table & np.uint32(0xFF)] ^ (table >> np.uint32(8))
+        return one_zero
+    half = _zeros_table(log2_nbytes - 1)
+    return _lookup(half, _lookup(half, table.reshape(-1))).reshape(4, 256)
+
+
+def _lookup(table: Words, registers: Words) -> Words:
+    low = np.uint32(0xFF)
+    found: Words = table[0][registers & low]
+    for byte in range(1, 4):
+        found ^= table[byte][(registers >> np.uint32(8 * byte)) & low]
+    return found

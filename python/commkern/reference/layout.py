@@ -225,7 +225,9 @@ class Residual:
 
     def read(self, row: Any) -> Floats:
         """The committed values of the span, fp32."""
-        return self._at(self._committed_version(row), row).copy().view(np.float32)
+        raw = self._at(self._committed_version(row), row)
+        values: Floats = raw.copy().view(np.float32)
+        return values
 
     def write(self, row: Any, values: Floats) -> None:
         """Set the version that this step writes."""
@@ -247,7 +249,8 @@ def load(raw: Bytes, start: int, length: int, fmt: Format, compute: Any) -> Floa
 
 
 def load_bits(raw: Bytes, start: int, length: int, fmt: Format) -> Bits:
-    return raw[start : start + length * fmt.nbytes].copy().view(fmt.storage)
+    stored: Bits = raw[start : start + length * fmt.nbytes].copy().view(fmt.storage)
+    return stored
 
 
 def store(raw: Bytes, start: int, values: Floats, fmt: Format) -> Bits:

@@ -100,8 +100,10 @@ def round_to_odd(values: Floats) -> Floats:
 def magnitude_bits(values: Floats) -> Bits:
     """The bits with the sign cleared: ordered like |x|, with NaN above Inf."""
     if values.dtype == _F64:
-        return values.view(np.uint64) & np.uint64(0x7FFF_FFFF_FFFF_FFFF)
-    return values.view(np.uint32) & np.uint32(0x7FFF_FFFF)
+        wide: Bits = values.view(np.uint64) & np.uint64(0x7FFF_FFFF_FFFF_FFFF)
+        return wide
+    narrow: Bits = values.view(np.uint32) & np.uint32(0x7FFF_FFFF)
+    return narrow
 
 
 def largest_magnitude(values: Floats, axis: int | None = None) -> Floats:

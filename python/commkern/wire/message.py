@@ -7,6 +7,7 @@ would not have written.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,13 @@ import numpy.typing as npt
 
 from commkern.errors import PayloadError
 from commkern.wire.crc import crc32c, hash_text
-from commkern.wire.dtypes import CODES, NAMES, NBYTES
+from commkern.wire.dtypes import (
+    DESCRIPTOR_CODES,
+    DESCRIPTOR_NAMES,
+    NAMES,
+    NBYTES,
+    REAL_PART,
+)
 
 MAGIC = b"CKMS"
 VERSION = 1
@@ -54,19 +61,26 @@ class Section:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What a single tensor's message says of the tensor."""
+    """What a single tensor's message says of the tensor. ``dtype`` may be complex."""
 
     dtype: str
     shape: tuple[int, ...]
     compressor: str
 
     @property
-    def numel(self) -> int:
-        """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+    def real_dtype(self) -> str:
+        """The dtype of the section's elements: that of the real parts."""
+        return REAL_PART.get(self.dtype, self.dtype)
+
+    @property
+    def real_numel(self) -> int:
+        """Number of the section's elements: two for each complex one."""
+        return math.prod(self.shape) * (2 if self.dtype in REAL_PART else 1)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of the uncompressed elements."""
+        return self.real_numel * NBYTES[self.real_dtype]
 
 
 @dataclass(frozen=True)
@@ -206,7 +220,9 @@ def _pack_descriptor(descriptor: Descriptor | None) -> bytes:
     if descriptor is None:
         return b""
     name, shape = descriptor.compressor.encode(), descriptor.shape
-    fixed = _DESCRIPTOR.pack(CODES[descriptor.dtype], len(shape), len(name), 0)
+    fixed = _DESCRIPTOR.pack(
+        DESCRIPTOR_CODES[descriptor.dtype], len(shape), len(name), 0
+    )
     raw = fixed + struct.pack(f"<{len(shape)}Q", *shape) + name
     return raw.ljust(align(len(raw)), b"\0")
 
@@ -285,40 +301,38 @@ def _parse_descriptor(raw: Bytes) -> Descriptor:
             f"descriptor's padding: expected zeros, got {padding.tobytes().hex()}"
         )
     shape = struct.unpack_from(f"<{ndim}Q", raw.data, _DESCRIPTOR.size)
-    _check_dtype("descriptor", code)
+    _known("descriptor's dtype code", code, DESCRIPTOR_NAMES)
     try:
         compressor = raw[name_begin:name_end].tobytes().decode()
     except UnicodeDecodeError as error:
         raise PayloadError(
             f"descriptor's compressor: expected UTF-8, {error}"
         ) from None
-    return Descriptor(NAMES[code], shape, compressor)
+    return Descriptor(DESCRIPTOR_NAMES[code], shape, compressor)
 
 
 def _check(header: Header) -> None:
     _check_sections(header)
     if header.descriptor is not None:
-        _check_shape(header.descriptor.shape, header.descriptor.dtype)
+        _check_shape(header.descriptor)
         _check_single(header, header.descriptor)
 
 
-def _check_shape(shape: tuple[int, ...], dtype: str) -> None:
+def _check_shape(descriptor: Descriptor) -> None:
+    shape = descriptor.shape
     if len(shape) > MAX_DIMENSIONS:
         raise PayloadError(f"dimensions: at most {MAX_DIMENSIONS}, got {len(shape)}")
-    nbytes = NBYTES[dtype]
-    for size in shape:
-        nbytes *= max(size, 1)
-    if nbytes > _MAX_SIZE:
-        raise PayloadError(
-            f"shape: at most {_MAX_SIZE} bytes of {dtype}, got shape {shape}"
-        )
+    # Strides must fit as well, so a size of 0 does not excuse the others.
+    spanned = replace(descriptor, shape=tuple(max(size, 1) for size in shape))
+    if spanned.dense_nbytes > _MAX_SIZE:
+        raise PayloadError(f"shape: at most {_MAX_SIZE} bytes, got {descriptor}")
 
 
 def _check_sections(header: Header) -> None:
     next_parameter, end = 0, header.nbytes
     for index, section in enumerate(header.sections):
         what = f"section {index}"
-        _check_dtype(what, section.dtype)
+        _known(f"{what}'s dtype code", section.dtype, NAMES)
         stop = section.first_parameter + section.parameter_count
         if not next_parameter <= section.first_parameter < stop <= len(header.touched):
             raise PayloadError(
@@ -335,14 +349,14 @@ def _check_single(header: Header, descriptor: Descriptor) -> None:
     _same("sections beside a descriptor", 1, len(header.sections))
     _same("parameters beside a descriptor", 1, len(header.touched))
     section = header.sections[0]
-    _same("section 0's dtype", descriptor.dtype, NAMES[section.dtype])
+    _same("section 0's dtype", descriptor.real_dtype, NAMES[section.dtype])
     named = hash_text(descriptor.compressor)
     _same("section 0's compressor hash", named, section.compressor)
 
 
-def _check_dtype(what: str, code: int) -> None:
-    if code not in NAMES:
-        raise PayloadError(f"{what}'s dtype code: one of {sorted(NAMES)}, got {code}")
+def _known(what: str, code: int, names: dict[int, str]) -> None:
+    if code not in names:
+        raise PayloadError(f"{what}: expected one of {sorted(names)}, got {code}")
 
 
 def _fits(what: str, needed: int, available: int) -> None:

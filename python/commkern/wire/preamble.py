@@ -19,8 +19,7 @@ VERSION = 1
 NBYTES = 64
 DATA, ERROR = 0, 1  # kinds
 
-# Tags for transports that have them. The body's tag follows from the preamble, so
-# bodies of calls that do not match never meet.
+# Tags for transports that have them.
 PREAMBLE_TAG = 0x434B0000
 BODY_TAG = 0x44000000
 
@@ -48,6 +47,11 @@ _ATTRIBUTES = {
     "world size": "world_size",
     "message size": "body_nbytes",
 }
+# The fields between kind and reserved, as they lie.
+_ORDER = (
+    *("sender", "world_size", "step", "body_nbytes"),
+    *("compressor", "settings", "names", "shapes", "dtypes", "round"),
+)
 _HASHED = frozenset(FIELDS[2:7])
 # An error preamble carries no body and may be read in any round.
 _CALL_FIELDS = FIELDS[1:9]
@@ -83,25 +87,11 @@ class Preamble:
     def pack(self) -> bytes:
         """The 64 bytes. Raises ValueError for a field out of its range."""
         try:
-            body = _LAYOUT.pack(
-                MAGIC,
-                self.version,
-                self.kind,
-                self.sender,
-                self.world_size,
-                self.step,
-                self.body_nbytes,
-                self.compressor,
-                self.settings,
-                self.names,
-                self.shapes,
-                self.dtypes,
-                self.round,
-                0,
-                0,
-            )[:_CRC_OFFSET]
+            fields = [getattr(self, name) for name in _ORDER]
+            packed = _LAYOUT.pack(MAGIC, self.version, self.kind, *fields, 0, 0)
         except struct.error as error:
             raise ValueError(f"{self} has a field out of range: {error}") from None
+        body = packed[:_CRC_OFFSET]
         return body + crc32c(body).to_bytes(4, "little")
 
     @property
@@ -120,7 +110,7 @@ def unpack(data: Any) -> Preamble:
     raw = bytes(data)
     if len(raw) != NBYTES:
         raise PayloadError(f"a preamble has {NBYTES} bytes, got {len(raw)}")
-    magic, version, kind, *rest, reserved, crc = _LAYOUT.unpack(raw)
+    magic, version, kind, *fields, reserved, crc = _LAYOUT.unpack(raw)
     if magic != MAGIC:
         raise PayloadError(f"a preamble begins with {MAGIC!r}, got {magic!r}")
     expected = crc32c(raw[:_CRC_OFFSET])
@@ -133,7 +123,9 @@ def unpack(data: Any) -> Preamble:
             f"preamble's kind and reserved field: expected 0 or 1, and 0; "
             f"got {kind} and {reserved}"
         )
-    return Preamble(*rest, kind=kind, version=version)
+    return Preamble(
+        **dict(zip(_ORDER, fields, strict=True)), kind=kind, version=version
+    )
 
 
 def error_preamble(
@@ -177,9 +169,12 @@ def _blame(failed: Preamble) -> str:
 
 
 def body_tag(preamble: Any) -> int:
-    """The tag of the message that follows these 64 bytes: from their CRC-32C."""
-    crc = int.from_bytes(bytes(preamble)[_CRC_OFFSET:NBYTES], "little")
-    return BODY_TAG | (crc & 0xFFFFFF)
+    """The tag of the messages of a call, from any of its preambles or their template:
+    bodies of calls that differ in what all ranks share never meet."""
+    one = unpack(preamble)
+    hashes = (one.compressor, one.settings, one.names, one.shapes, one.dtypes)
+    template = pack_template(*hashes, world_size=one.world_size)
+    return BODY_TAG | (int.from_bytes(template[_CRC_OFFSET:], "little") & 0xFFFFFF)
 
 
 def pack_template(
