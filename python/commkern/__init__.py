@@ -1,0 +1,73 @@
+"""Communication kernels for distributed training with PyTorch.
+
+As a DDP hook::
+
+    state = commkern.register(ddp, "quantize:bits=4")
+
+as an all-reduce::
+
+    commkern.all_reduce(tensor, compressor="quantize:bits=8")
+
+and as kernels: ``commkern.kernels`` (compiled), ``commkern.reference`` (their Python
+twins).
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from commkern.collectives import ReduceState, all_reduce
+from commkern.compressors import (
+    Cast,
+    Compressor,
+    Identity,
+    Quantize,
+    compressor,
+    compressors,
+)
+from commkern.errors import (
+    BackendError,
+    CommkernError,
+    MismatchError,
+    NonFiniteError,
+    PayloadError,
+    PeerError,
+    PeerFailed,
+    PeerLost,
+)
+from commkern.feedback import ErrorFeedback
+from commkern.hooks import compression_hook, register
+from commkern.payload import Payload
+from commkern.state import CompressionState, small_or_vector
+from commkern.work import Work
+
+try:
+    __version__ = version("commkern")
+except PackageNotFoundError:  # used from a source tree that was not installed
+    __version__ = "0.0.0"
+
+__all__ = [
+    "BackendError",
+    "Cast",
+    "CommkernError",
+    "CompressionState",
+    "Compressor",
+    "ErrorFeedback",
+    "Identity",
+    "MismatchError",
+    "NonFiniteError",
+    "Payload",
+    "PayloadError",
+    "PeerError",
+    "PeerFailed",
+    "PeerLost",
+    "Quantize",
+    "ReduceState",
+    "Work",
+    "all_reduce",
+    "compression_hook",
+    "compressor",
+    "compressors",
+    "register",
+    "small_or_vector",
+]

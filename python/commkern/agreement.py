@@ -1,0 +1,50 @@
+"""What to tell the user when a peer's preamble is not the one that was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+
+from commkern.errors import CommkernError, MismatchError, PeerFailed
+from commkern.wire.preamble import difference
+
+_SHOWN = 200
+
+
+def explain(
+    expected: bytes,
+    received: bytes,
+    *,
+    peer: int,
+    step: int,
+    description: Mapping[str, str],
+    exchange_text: Callable[[str], str] | None = None,
+) -> CommkernError:
+    """The exception for two preambles that differ.
+
+    ``description`` holds the texts behind the preamble's hashes. ``exchange_text`` sends
+    our text to the peer and returns the peer's; without it the hashes are shown.
+    """
+    found = difference(expected, received)
+    assert found is not None, "called for equal preambles"
+    if found.field == "error":
+        return PeerFailed(
+            f"rank {peer} gave up in step {step}: {found.theirs}", rank=peer, step=step
+        )
+    mine, theirs = found.mine, found.theirs
+    if found.field in description and exchange_text is not None:
+        mine = description[found.field]
+        mine, theirs = _first_difference(mine, exchange_text(mine))
+    return MismatchError(
+        f"rank {peer} called with another {found.field} in step {step}: "
+        f"{theirs} there, {mine} here",
+        rank=peer,
+        step=step,
+    )
+
+
+def _first_difference(mine: str, theirs: str) -> tuple[str, str]:
+    """The first items in which two lists (joined by semicolons) differ."""
+    pairs = zip_longest(mine.split(";"), theirs.split(";"), fillvalue="nothing")
+    here, there = next(((a, b) for a, b in pairs if a != b), (mine, theirs))
+    return here[:_SHOWN], there[:_SHOWN]

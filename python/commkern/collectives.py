@@ -1,0 +1,178 @@
+"""Collectives over compressed payloads, shaped like those of torch.distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commkern.compose import Settings
+from commkern.compressors import Compressor
+from commkern.compressors import compressor as read_compressor
+from commkern.dtypes import dtype_name
+from commkern.feedback import Feedback
+from commkern.feedback import feedback as read_feedback
+from commkern.groups import GroupWorker, worker
+from commkern.inputs import checked_seed, real_view, reduce_op
+from commkern.layout import Member
+from commkern.residuals import ResidualStore
+from commkern.schedules import resolve
+from commkern.work import Work
+
+
+class ReduceState:
+    """Error feedback for `all_reduce` outside DDP, kept by the caller.
+
+    Residuals are keyed by the ``name`` given to `all_reduce`; each call is its own step
+    and commits on its own.
+
+    Parameters
+    ----------
+    feedback : "error", settings from ``commkern.feedback``, or None
+    rollback : bool
+        Keep the residual of the step before until a step is known to be finite (twice
+        the memory). Without it, residuals are updated in place.
+    """
+
+    def __init__(
+        self, feedback: str | Feedback | None = "error", *, rollback: bool = True
+    ) -> None:
+        self.feedback = read_feedback(feedback)
+        self.rollback = rollback
+        self._entries: dict[str, _Entry] = {}
+
+    def entry(self, name: str, tensor: torch.Tensor) -> _Entry:
+        """What is kept for a name; ValueError for another shape or dtype than before."""
+        found = self._entries.get(name)
+        if found is None:
+            sizes = {} if self.feedback is None else {name: tensor.numel()}
+            store = ResidualStore(sizes, rollback=self.rollback)
+            found = _Entry(tuple(tensor.shape), tensor.dtype, store)
+            self._entries[name] = found
+        if (found.shape, found.dtype) != (tuple(tensor.shape), tensor.dtype):
+            raise ValueError(
+                f"{name!r} had shape {found.shape} and dtype {found.dtype} in this "
+                f"state, got {tuple(tensor.shape)} and {tensor.dtype}"
+            )
+        return found
+
+    def residual(self, name: str) -> torch.Tensor:
+        """A copy of the committed residual of a name, in units of the sum.
+
+        Raises KeyError for a name that has none.
+        """
+        found = self._entries[name]
+        return found.residuals[name].clone().reshape(found.shape)
+
+
+class _Entry:
+    """Residual and step count of one name."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, residuals: ResidualStore
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.residuals = residuals
+        self.step = 0
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    compressor: str | Compressor = "identity",
+    algorithm: str = "auto",
+    state: ReduceState | None = None,
+    name: str | None = None,
+    seed: int = 0,
+    deterministic: bool = False,
+) -> Work | None:
+    """Reduce a tensor over all ranks, in place; every rank gets the same bits.
+
+    Parameters
+    ----------
+    tensor : fp32, fp64, fp16, bf16 or complex, any shape and strides, on the CPU
+    op : ``ReduceOp.SUM`` or ``ReduceOp.AVG``
+    group : a process group; None is the default group
+    async_op : return a `Work` at once instead of waiting
+    compressor : a compressor or its string form, ``"quantize:bits=8"``
+    algorithm : "two_shot", or "auto" (two_shot for all compressors there are)
+    state : keeps error feedback between calls; without one there is none
+    name : key of the residual in ``state``; needed once it serves two tensors. It also
+        keys the random draws.
+    seed : of the random draws, equal on all ranks
+    deterministic : force the schedule that sums in rank order (two_shot)
+
+    Raises ValueError and TypeError for bad arguments before anything is sent,
+    MismatchError where ranks call with different arguments, PeerLost where a rank does
+    not answer, PeerFailed where one reports a failure of its own.
+    """
+    coder = read_compressor(compressor)
+    operation = reduce_op(op)
+    resolve(algorithm, coder.aggregation)
+    data = real_view(tensor)
+    runs = worker(group)
+    settings = Settings(
+        op=operation,
+        algorithm="two_shot" if deterministic else algorithm,
+        feedback=str(state.feedback if state else None),
+        rollback=state.rollback if state else True,
+        deterministic=deterministic,
+        seed=checked_seed(seed),
+    )
+    key = name if name is not None else ""
+    entry = state.entry(key, data) if state else None
+    job = _Job(runs, tensor, data, coder, settings, key, entry)
+    work = Work(runs.submit(job))
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+class _Job:
+    """One all_reduce, as the worker runs it."""
+
+    def __init__(
+        self,
+        runs: GroupWorker,
+        tensor: torch.Tensor,
+        data: torch.Tensor,
+        coder: Compressor,
+        settings: Settings,
+        name: str,
+        entry: _Entry | None,
+    ) -> None:
+        self._runs = runs
+        self._tensor = tensor
+        self._data = data
+        self._settings = settings
+        self._entry = entry
+        residuals = entry.residuals if entry else None
+        fed = residuals is not None and name in residuals
+        self._residuals = residuals if fed else None
+        self._member = Member(name, data.numel(), 0, coder, 0 if fed else None)
+        self._step = runs.count_call()
+        if entry is not None:
+            self._step, entry.step = entry.step, entry.step + 1
+
+    def __call__(self) -> torch.Tensor:
+        data = self._data.contiguous()
+        dtype = dtype_name(data.dtype)
+        plan = self._runs.plan([self._member], dtype, self._settings)
+        outcome = self._runs.run(
+            plan,
+            data.reshape(-1),
+            seed=self._settings.seed,
+            step=self._step,
+            residuals=self._residuals,
+        )
+        if data.data_ptr() != self._data.data_ptr():
+            self._data.copy_(data)
+        if self._residuals is not None and outcome.finite and outcome.touched.any():
+            self._residuals.commit([0])
+        return self._tensor

@@ -1,0 +1,188 @@
+"""What a compressor is: parameters, traits and a composition of kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+from commkern.spans import SpanTable
+from commkern.wire.dtypes import NBYTES
+
+if TYPE_CHECKING:
+    import torch
+
+    from commkern.payload import Payload
+
+Aggregation = Literal["linear", "hop", "gathered"]
+
+PURPOSE_ROUNDING = 1
+WHO_REDUCED = 0xFFFF
+WHO_SHARED = 0xFFFE
+
+
+def stream(purpose: int, level: int, who: int) -> int:
+    """The fourth counter word of a random draw: what for, at which level, by whom."""
+    return purpose << 24 | level << 16 | who
+
+
+class KernelCall(NamedTuple):
+    """One call of a kernel by name; operands are arrays or a plan's symbols."""
+
+    name: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """What the kernels of one compression, reduction or decompression work on.
+
+    ``payload`` and the dense buffers are whatever the caller can resolve: arrays when
+    called at once, slices of named buffers inside a plan.
+    """
+
+    spans: SpanTable
+    dtype: str
+    seed: Any = 0
+    step: Any = 0
+    who: int = 0
+    residual: Any = None
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """Base of all compressors; instances are immutable and compare by value."""
+
+    name: ClassVar[str]
+    aggregation: ClassVar[Aggregation]
+    fixed_size: ClassVar[bool] = True
+    stages: ClassVar[int] = 1
+    #: String forms that tests and golden files go through besides the default.
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    # --- one tensor ---------------------------------------------------------------
+
+    def compress(
+        self,
+        tensor: torch.Tensor,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        name: str = "",
+        out: torch.Tensor | None = None,
+        crc: bool = False,
+    ) -> Payload:
+        """Code one tensor as a message whose bytes alone decode it.
+
+        Parameters
+        ----------
+        tensor : fp32, fp64, fp16, bf16 or complex, any shape and strides, on the CPU
+        seed, step : int
+            Key the random draws, together with ``name``; equal ones give equal bytes.
+        out : contiguous uint8 tensor, written from its start
+            Raises ValueError where it is too small; ``payload_nbytes`` tells the size.
+        crc : end the message with a CRC-32C, checked when it is decoded
+
+        A tensor that coding would not make smaller travels as it is.
+        """
+        from commkern.payload import compress
+
+        return compress(self, tensor, seed=seed, step=step, name=name, out=out, crc=crc)
+
+    def decompress(
+        self, payload: Payload, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The tensor, in its original shape and dtype; into ``out`` where given.
+
+        Raises PayloadError for bytes that are cut or corrupted, ValueError for another
+        compressor's payload and for an ``out`` of another shape or dtype.
+        """
+        from commkern.payload import decompress
+
+        return decompress(self, payload, out)
+
+    def decompress_add(
+        self, payload: Payload, output: torch.Tensor, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Add ``scale`` times the tensor to ``output``, in place; errors as above."""
+        from commkern.payload import decompress_add
+
+        return decompress_add(self, payload, output, scale)
+
+    # --- size and layout ----------------------------------------------------------
+
+    def body_nbytes(self, length: int, dtype: str) -> int:
+        """Exact bytes of the coded form of a span of ``length`` elements."""
+        raise NotImplementedError
+
+    def alignment(self, dtype: str) -> int:
+        """Bytes that a span's coded form is aligned to inside a section."""
+        raise NotImplementedError
+
+    def granule(self, dtype: str) -> int:
+        """Elements that are never split between owners, segments or spans."""
+        raise NotImplementedError
+
+    # --- composition of kernels ---------------------------------------------------
+
+    def compress_calls(self, on: Operands, data: Any, payload: Any) -> list[KernelCall]:
+        """Dense ``data`` to ``payload``; updates ``on.residual`` where there is one."""
+        raise NotImplementedError
+
+    def reduce_calls(
+        self, on: Operands, parts: Sequence[Any], payload: Any
+    ) -> list[KernelCall]:
+        """The owner's step: sum the parts in rank order and code the sum."""
+        raise NotImplementedError
+
+    def decompress_calls(
+        self,
+        on: Operands,
+        payload: Any,
+        output: Any,
+        *,
+        scale: float = 1.0,
+        nonfinite: Any = None,
+        add: bool = False,
+        world_size: int = 1,
+    ) -> list[KernelCall]:
+        """``payload`` to dense ``output``, times ``scale``; ``add`` accumulates.
+
+        ``world_size`` is that of the ``reduce_calls`` which made the payload, 1 for a
+        payload that a single rank compressed.
+        """
+        raise NotImplementedError
+
+    # --- traits that tests and docs use -------------------------------------------
+
+    def unbiased(self) -> bool:
+        """Whether the expectation of the decoded value is the value."""
+        raise NotImplementedError
+
+    def error_bound(self, absmax: float, dtype: str) -> float:
+        """Largest |x - decoded| of one element whose block has this absmax."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The string form, every field written out; ``ck.compressor`` reads it."""
+        fields = ",".join(
+            f"{f.name}={_field_text(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+        )
+        return f"{self.name}:{fields}" if fields else self.name
+
+
+def _field_text(value: object) -> str:
+    return f"({value})" if isinstance(value, Compressor) else str(value)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with ``message`` unless ``condition`` holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def dense_nbytes(length: int, dtype: str) -> int:
+    """Bytes of ``length`` uncompressed elements."""
+    return length * NBYTES[dtype]

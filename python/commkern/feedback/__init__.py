@@ -1,0 +1,8 @@
+"""Error feedback as settings; the tensors live in the state that uses them."""
+
+from __future__ import annotations
+
+from commkern.feedback.base import Feedback, feedback
+from commkern.feedback.error import ErrorFeedback
+
+__all__ = ["ErrorFeedback", "Feedback", "feedback"]

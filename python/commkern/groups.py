@@ -1,0 +1,179 @@
+"""One worker per process group: runs every commkern call on it, in call order."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from commkern import runner
+from commkern.arrays import as_bytes
+from commkern.compose import Settings, compose
+from commkern.layout import Member
+from commkern.plan import EXTERNAL, FLAGS, Plan
+from commkern.residuals import ResidualStore
+from commkern.transports import ProcessGroupTransport
+
+_PLANS_KEPT = 256
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of a plan tells: which parameters any rank used, and whether every
+    value of the result is finite. Times in nanoseconds."""
+
+    touched: np.ndarray[Any, np.dtype[np.bool_]]
+    finite: bool
+    bytes_sent: int
+    kernel_ns: int
+    exchange_ns: int
+
+
+class Workspace:
+    """Named byte buffers that grow to what the largest plan needs."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def reserve(self, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
+        """At least these bytes under each name; contents are not kept."""
+        for name, nbytes in sizes.items():
+            held = self._tensors.get(name)
+            if held is None or held.numel() < nbytes:
+                self._tensors[name] = torch.zeros(nbytes, dtype=torch.uint8)
+        return {name: self._tensors[name][:size] for name, size in sizes.items()}
+
+
+class GroupWorker:
+    """Runs the commkern calls on one process group in a thread of its own.
+
+    The first failure of a run poisons the group: later calls raise the same error,
+    because messages of the failed run may still be on their way.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+        self.rank: int = transport.rank
+        self.world_size: int = transport.world_size
+        self._calls = 0
+        self._executor = ThreadPoolExecutor(1, f"commkern-rank{self.rank}")
+        self._workspace = Workspace()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._error: Exception | None = None
+        weakref.finalize(self, self._executor.shutdown, wait=False)
+
+    def count_call(self) -> int:
+        """The number of this call on the group: the step of calls without a state."""
+        self._calls += 1
+        return self._calls - 1
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """Run a job after those that were submitted before."""
+        return self._executor.submit(self._guarded, job)
+
+    def _guarded(self, job: Callable[[], T]) -> T:
+        if self._error is not None:
+            raise self._error
+        return job()
+
+    def plan(self, members: Sequence[Member], dtype: str, settings: Settings) -> Plan:
+        """The plan for this layout under these settings, built once."""
+        key = (tuple(members), dtype, settings)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = compose(
+                members,
+                dtype,
+                rank=self.rank,
+                world_size=self.world_size,
+                settings=settings,
+            )
+            self._plans[key] = plan
+            if len(self._plans) > _PLANS_KEPT:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return plan
+
+    def run(
+        self,
+        plan: Plan,
+        data: torch.Tensor,
+        *,
+        seed: int,
+        step: int,
+        residuals: ResidualStore | None = None,
+    ) -> Outcome:
+        """Reduce ``data`` (flat, contiguous) in place; called on the worker's thread.
+
+        Elements of parameters that no rank used become 0, and their residual is one that
+        the caller must not commit.
+        """
+        sizes = {k: v for k, v in plan.buffers.items() if k not in EXTERNAL}
+        workspace = self._workspace.reserve(sizes)
+        for name in FLAGS:
+            workspace[name].zero_()
+        external = {"data": data}
+        if residuals is not None:
+            external["residual0"], external["residual1"] = residuals.versions
+            external["committed"] = residuals.committed
+        empty = np.zeros(0, dtype=np.uint8)
+        buffers = [
+            as_bytes((external | workspace).get(name, empty)) for name in plan.buffers
+        ]
+        bound = self.transport.bind(plan, workspace, step)
+        sent = self.transport.bytes_sent
+        try:
+            times = runner.run(plan, buffers, {"seed": seed, "step": step}, bound)
+        except Exception as error:
+            self._error = error
+            raise
+        touched = workspace["touched"].numpy().astype(bool)
+        self._clear_untouched(plan, data, touched)
+        return Outcome(
+            touched=touched,
+            finite=not bool(workspace["nonfinite"].any()),
+            bytes_sent=self.transport.bytes_sent - sent,
+            kernel_ns=times["kernel"],
+            exchange_ns=times["exchange"],
+        )
+
+    @staticmethod
+    def _clear_untouched(
+        plan: Plan, data: torch.Tensor, touched: np.ndarray[Any, np.dtype[np.bool_]]
+    ) -> None:
+        for index in np.flatnonzero(~touched):
+            member = plan.members[index]
+            data[member.offset : member.offset + member.numel] = 0
+
+
+_WORKERS: weakref.WeakKeyDictionary[Any, GroupWorker] = weakref.WeakKeyDictionary()
+
+
+def worker(group: Any = None) -> GroupWorker:
+    """The worker of a process group (None: the default group), made at first use.
+
+    ``group`` may also be an endpoint of a group of threads (``commkern.testing``).
+    Raises ValueError without a default group, and where this rank is not a member.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise ValueError(
+                "no process group: call torch.distributed.init_process_group first, "
+                "or pass group="
+            )
+        group = dist.group.WORLD
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not a member of the group")
+    if group not in _WORKERS:
+        is_process_group = isinstance(group, dist.ProcessGroup)
+        transport = ProcessGroupTransport(group) if is_process_group else group
+        _WORKERS[group] = GroupWorker(transport)
+    return _WORKERS[group]

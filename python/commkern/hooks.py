@@ -1,0 +1,41 @@
+# DDP reads this function's signature: no postponed annotations in this module.
+"""The DDP communication hook: one generic hook serves every compressor."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commkern.state import CompressionState
+
+
+def compression_hook(
+    state: CompressionState, bucket: dist.GradBucket  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over all ranks through the state's compressor.
+
+    ``ddp.register_comm_hook(state, commkern.compression_hook)``; never blocks backward.
+    Failures (PeerLost, MismatchError, ...) are raised by ``backward()`` as themselves.
+    """
+    return state.reduce(bucket)
+
+
+def register(
+    ddp: DistributedDataParallel, compressor: Any = "quantize:bits=8", **settings: Any
+) -> CompressionState:
+    """Make DDP reduce its gradients through a compressor; returns the state.
+
+    ``settings`` are those of `CompressionState`. Raises TypeError for anything but a
+    DistributedDataParallel module, and what `CompressionState` raises.
+    """
+    if not isinstance(ddp, DistributedDataParallel):
+        raise TypeError(
+            "commkern.register takes a DistributedDataParallel module, got "
+            f"{type(ddp).__name__}; FSDP has another hook contract, which this hook "
+            "does not serve"
+        )
+    settings.setdefault("process_group", ddp.process_group)
+    state = CompressionState(compressor=compressor, module=ddp, **settings)
+    ddp.register_comm_hook(state, compression_hook)
+    return state

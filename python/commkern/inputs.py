@@ -1,0 +1,49 @@
+"""Checks of what users pass, with both values in the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commkern.dtypes import dtype_name
+
+_OPS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg"}
+
+
+def reduce_op(op: Any) -> str:
+    """``ReduceOp.SUM`` or ``AVG`` to its name; ValueError for every other one."""
+    for known, name in _OPS.items():
+        if op == known:
+            return name
+    raise ValueError(f"op must be ReduceOp.SUM or ReduceOp.AVG, got {op}")
+
+
+def real_view(tensor: Any) -> torch.Tensor:
+    """A tensor that kernels can work on; complex ones as pairs of reals.
+
+    Raises TypeError for what is not a dense CPU tensor of a supported dtype.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"expected a dense (strided) tensor, got {tensor.layout}")
+    if tensor.device.type != "cpu":
+        raise TypeError(
+            f"tensor is on {tensor.device}, but this build reduces CPU tensors only: "
+            "the compiled CUDA module does not hold the kernels of this call "
+            "(`commkern doctor` shows what is built)"
+        )
+    real = tensor.detach()
+    if real.is_complex():
+        real = torch.view_as_real(real.resolve_conj())
+    dtype_name(real.dtype)
+    return real
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed of the random draws: an int of 64 bits, not negative."""
+    if not isinstance(seed, int) or not 0 <= seed < 2**64:
+        raise ValueError(f"seed must be an int from 0 to 2**64 - 1, got {seed!r}")
+    return seed

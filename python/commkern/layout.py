@@ -1,0 +1,147 @@
+"""Who owns which elements, and where their coded form lies in a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from commkern.compressors import Compressor, Identity
+from commkern.spans import SpanTable, span_table
+from commkern.wire.crc import hash_text
+from commkern.wire.message import align
+
+_IDENTITY = Identity()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One parameter of a bucket.
+
+    ``offset`` is its first element in the data buffer, ``residual`` its first element
+    in the residual buffers (None: no error feedback), ``row`` its row in the table of
+    committed versions.
+    """
+
+    name: str
+    numel: int
+    offset: int
+    compressor: Compressor
+    residual: int | None = None
+    row: int = 0
+
+    @property
+    def parameter_id(self) -> int:
+        """Keys the random draws and the first owner: CRC-32C of the name."""
+        return hash_text(self.name)
+
+
+def effective(member: Member, dtype: str) -> Member:
+    """The member itself, or without compression where that would not be smaller."""
+    coder = member.compressor
+    coded = align(coder.body_nbytes(member.numel, dtype), coder.alignment(dtype))
+    if coded < _IDENTITY.body_nbytes(member.numel, dtype):
+        return member
+    return Member(member.name, member.numel, member.offset, _IDENTITY)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members that share a compressor: one section of every message."""
+
+    compressor: Compressor
+    feedback: bool
+    first: int
+    members: tuple[Member, ...]
+
+
+def group_members(members: Sequence[Member], dtype: str) -> tuple[Group, ...]:
+    """Group members by compressor, in order of first appearance."""
+    gathered: dict[tuple[Compressor, bool], list[Member]] = {}
+    for member in members:
+        used = effective(member, dtype)
+        key = used.compressor, used.residual is not None
+        gathered.setdefault(key, []).append(used)
+    groups, first = [], 0
+    for (compressor, feedback), listed in gathered.items():
+        groups.append(Group(compressor, feedback, first, tuple(listed)))
+        first += len(listed)
+    return tuple(groups)
+
+
+def chunk_bounds(
+    numel: int, granule: int, parts: int, part: int, rotation: int = 0
+) -> tuple[int, int]:
+    """Elements [begin, end) of one part of a parameter cut at multiples of ``granule``.
+
+    A function of the parameter alone: ``rotation`` (its id) spreads the parts of small
+    parameters over the ranks.
+
+    >>> [chunk_bounds(10, 4, 2, part) for part in (0, 1)]
+    [(0, 4), (4, 10)]
+    """
+    blocks = -(-numel // granule)
+    position = (part - rotation) % parts
+    begin = blocks * position // parts * granule
+    end = blocks * (position + 1) // parts * granule
+    return min(begin, numel), min(end, numel)
+
+
+@dataclass(frozen=True)
+class SectionSpans:
+    """A group's spans in one message, ``body`` relative to the section's start."""
+
+    group: Group
+    rows: tuple[dict[str, int], ...]
+    nbytes: int
+
+
+def section_spans(
+    group: Group, dtype: str, owner: int, world_size: int, segment: int, segments: int
+) -> SectionSpans:
+    """The spans of a group that ``owner`` owns in this segment, laid out."""
+    coder = group.compressor
+    rows, body = [], 0
+    for member, begin, end in _pieces(
+        group, dtype, owner, world_size, segment, segments
+    ):
+        body = align(body, coder.alignment(dtype))
+        rows.append(
+            {
+                "offset": member.offset + begin,
+                "length": end - begin,
+                "begin": begin,
+                "body": body,
+                "residual": (member.residual or 0) + begin,
+                "parameter_id": member.parameter_id,
+                "parameter": member.row,
+            }
+        )
+        body += coder.body_nbytes(end - begin, dtype)
+    return SectionSpans(group, tuple(rows), body)
+
+
+def _pieces(
+    group: Group, dtype: str, owner: int, world_size: int, segment: int, segments: int
+) -> Iterator[tuple[Member, int, int]]:
+    granule = group.compressor.granule(dtype)
+    for member in group.members:
+        first, last = chunk_bounds(
+            member.numel, granule, world_size, owner, member.parameter_id
+        )
+        begin, end = chunk_bounds(last - first, granule, segments, segment)
+        if begin < end:
+            yield member, first + begin, first + end
+
+
+def shifted(rows: Sequence[dict[str, int]], base: int) -> list[dict[str, int]]:
+    """The rows with their bodies ``base`` bytes further on."""
+    return [row | {"body": row["body"] + base} for row in rows]
+
+
+def dense_spans(groups: Sequence[Group]) -> SpanTable:
+    """One row a parameter, in message order, over the data buffer."""
+    return span_table(
+        {"offset": member.offset, "length": member.numel}
+        for group in groups
+        for member in group.members
+    )

@@ -1,0 +1,194 @@
+"""A plan: everything one rank does for one bucket, as data.
+
+A plan is built once for a bucket layout and the settings in force (``compose``), can be
+printed, and is run by ``runner`` any number of times. Steps refer to named byte buffers
+by slices and to run-time scalars by registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from commkern.compressors.base import KernelCall
+from commkern.layout import Member
+
+#: Buffers that the caller owns; all others are workspace.
+EXTERNAL = ("data", "residual0", "residual1", "committed")
+#: Workspace that must be zero before a run.
+FLAGS = ("touched", "nonfinite")
+REGISTERS = ("seed", "step")
+
+
+class Slice(NamedTuple):
+    """A byte range of a named buffer."""
+
+    buffer: str
+    offset: int
+    nbytes: int
+
+
+class Register(NamedTuple):
+    """A scalar that is known when the plan runs."""
+
+    name: str
+
+
+class WriteHeader(NamedTuple):
+    """Write the message's header, its step and parameter bits filled in."""
+
+    message: Slice
+    template: bytes
+    touched: Slice
+
+
+class ReadHeader(NamedTuple):
+    """Check a received header and add its parameter bits to ours."""
+
+    message: Slice
+    template: bytes
+    touched: Slice
+    sender: int
+
+
+class Post(NamedTuple):
+    """Start the transfers of a round."""
+
+    round: int
+
+
+class Complete(NamedTuple):
+    """Wait for the transfers of a round."""
+
+    round: int
+
+
+class Transfer(NamedTuple):
+    """One message of an exchange."""
+
+    peer: int
+    message: Slice
+
+
+class Exchange(NamedTuple):
+    """The messages of one round."""
+
+    sends: tuple[Transfer, ...]
+    receives: tuple[Transfer, ...]
+
+
+Step = KernelCall | WriteHeader | ReadHeader | Post | Complete
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a rank does for one bucket.
+
+    ``members`` are in the order of the messages' parameters. ``description`` holds the
+    texts behind the preamble's hashes, which explain a mismatch between ranks.
+    """
+
+    rank: int
+    world_size: int
+    dtype: str
+    members: tuple[Member, ...]
+    buffers: dict[str, int]
+    preamble: bytes
+    description: dict[str, str]
+    exchanges: tuple[Exchange, ...]
+    steps: tuple[Step, ...]
+    bytes_dense: int
+    """Bytes that this rank would send without compression and headers."""
+
+    @property
+    def bytes_sent(self) -> int:
+        """Message bytes that this rank sends in one run, headers included."""
+        return sum(t.message.nbytes for e in self.exchanges for t in e.sends)
+
+    def __str__(self) -> str:
+        lines = [f"plan of rank {self.rank} of {self.world_size}, {self.dtype}"]
+        lines += [
+            f"  buffer {name}: {size} bytes" for name, size in self.buffers.items()
+        ]
+        lines += [f"  {_step_text(step, self)}" for step in self.steps]
+        return "\n".join(lines)
+
+
+def _slice_text(piece: Slice) -> str:
+    return f"{piece.buffer}[{piece.offset}:{piece.offset + piece.nbytes}]"
+
+
+def _step_text(step: Step, plan: Plan) -> str:
+    if isinstance(step, KernelCall):
+        fields = ", ".join(f"{k}={_field_text(v)}" for k, v in step.fields.items())
+        return f"{step.name}({fields})"
+    if isinstance(step, Post):
+        exchange = plan.exchanges[step.round]
+        sends = (f"{_slice_text(m)} to {peer}" for peer, m in exchange.sends)
+        return f"post round {step.round}: {', '.join(sends) or 'nothing'}"
+    if isinstance(step, Complete):
+        exchange = plan.exchanges[step.round]
+        receives = (f"{_slice_text(m)} from {peer}" for peer, m in exchange.receives)
+        return f"complete round {step.round}: {', '.join(receives) or 'nothing'}"
+    verb = "write" if isinstance(step, WriteHeader) else "read"
+    return f"{verb} header of {_slice_text(step.message)}"
+
+
+def _field_text(value: Any) -> str:
+    if isinstance(value, Slice):
+        return _slice_text(value)
+    if isinstance(value, Register):
+        return f"${value.name}"
+    if isinstance(value, np.ndarray):
+        return f"<{len(value)} spans>"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_field_text(item) for item in value)}]"
+    return str(value)
+
+
+def lower(plan: Plan) -> dict[str, Any]:
+    """The plan with buffers and registers as numbers: the form that is compiled."""
+    index = {name: number for number, name in enumerate(plan.buffers)}
+
+    def piece(part: Slice) -> tuple[int, int, int]:
+        return index[part.buffer], part.offset, part.nbytes
+
+    def operand(name: str, value: Any) -> Any:
+        if isinstance(value, Slice):
+            return ("slice", *piece(value))
+        if isinstance(value, Register):
+            return ("register", REGISTERS.index(value.name))
+        if name == "parts":
+            return ("parts", [piece(part) for part in value])
+        if name == "residual" and value is not None:
+            return ("residual", *(piece(part) for part in value))
+        return value
+
+    def step(item: Step) -> tuple[Any, ...]:
+        if isinstance(item, KernelCall):
+            fields = {k: operand(k, v) for k, v in item.fields.items()}
+            return ("kernel", item.name, fields)
+        if isinstance(item, WriteHeader):
+            message, template, touched = item
+            return ("write_header", piece(message), template, piece(touched))
+        if isinstance(item, ReadHeader):
+            message, template, touched, sender = item
+            return ("read_header", piece(message), template, piece(touched), sender)
+        return ("post" if isinstance(item, Post) else "complete", item.round)
+
+    def transfers(
+        items: tuple[Transfer, ...],
+    ) -> list[tuple[int, tuple[int, int, int]]]:
+        return [(peer, piece(message)) for peer, message in items]
+
+    return {
+        "buffers": list(plan.buffers),
+        "registers": list(REGISTERS),
+        "rank": plan.rank,
+        "world_size": plan.world_size,
+        "preamble": plan.preamble,
+        "rounds": [(transfers(e.sends), transfers(e.receives)) for e in plan.exchanges],
+        "steps": [step(item) for item in plan.steps],
+    }

@@ -1,0 +1,99 @@
+"""Residuals in two versions: one committed, one that the running step writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+
+class ResidualStore:
+    """fp32 residuals of named parameters, in units of the sum over ranks.
+
+    With ``rollback`` a step reads the committed version of each parameter and writes the
+    other one; ``commit`` swaps them, per parameter, without a copy. Without it there is
+    one version, updated in place.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], *, rollback: bool) -> None:
+        self.rollback = rollback
+        self._sizes: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
+        self._versions = (torch.zeros(0), torch.zeros(0))
+        self.committed = torch.zeros(0, dtype=torch.uint8)
+        self._last: list[int] = []
+        self.extend(sizes)
+
+    def extend(self, sizes: Mapping[str, int]) -> None:
+        """Add parameters with zero residuals; what is there keeps its values."""
+        start = sum(self._sizes.values())
+        for name, size in sizes.items():
+            self._offsets[name] = start
+            self._rows[name] = len(self._rows)
+            self._sizes[name] = size
+            start += size
+        rows = torch.zeros(len(self._rows), dtype=torch.uint8)
+        rows[: self.committed.numel()] = self.committed
+        self.committed = rows
+        first = _extended(self._versions[0], start)
+        second = _extended(self._versions[1], start) if self.rollback else first
+        self._versions = (first, second)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sizes
+
+    def names(self) -> list[str]:
+        """The parameters, in the order in which they were added."""
+        return list(self._sizes)
+
+    def offset(self, name: str) -> int:
+        """First element of a parameter in either version."""
+        return self._offsets[name]
+
+    def row(self, name: str) -> int:
+        """Row of a parameter in ``committed``."""
+        return self._rows[name]
+
+    @property
+    def versions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both versions, flat; the same tensor without ``rollback``."""
+        return self._versions
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the residuals take."""
+        return sum(4 * v.numel() for v in self._versions[: 1 + self.rollback])
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """The committed residual of a parameter: a flat view."""
+        version = self._versions[int(self.committed[self._rows[name]])]
+        start = self._offsets[name]
+        return version[start : start + self._sizes[name]]
+
+    def commit(self, rows: Iterable[int]) -> None:
+        """Make what the step wrote for these parameters the committed version."""
+        self._last = list(rows)
+        self._swap()
+
+    def undo(self) -> None:
+        """Take the last commit back; valid until the next step writes."""
+        self._swap()
+        self._last = []
+
+    def _swap(self) -> None:
+        if self.rollback and self._last:
+            flags = self.committed.numpy()
+            flags[np.asarray(self._last)] ^= 1
+
+    def scale(self, factor: float) -> None:
+        """Multiply every residual."""
+        for version in self._versions[: 1 + self.rollback]:
+            version.mul_(factor)
+
+
+def _extended(old: torch.Tensor, numel: int) -> torch.Tensor:
+    new = torch.zeros(numel)
+    new[: old.numel()] = old
+    return new

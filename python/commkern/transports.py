@@ -1,0 +1,228 @@
+"""The process-group transport: a plan's messages over torch.distributed.
+
+Batched point-to-point on the user's own group, in a reserved tag range, which runs
+beside the user's collectives. Every message goes with a 64-byte preamble on a constant
+tag; the message's own tag follows from what the ranks must agree on, so that messages of
+calls that do not match never meet.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commkern.agreement import explain
+from commkern.errors import CommkernError, MismatchError, PeerFailed, PeerLost
+from commkern.plan import Exchange, Plan, Slice
+from commkern.wire import preamble as wire
+
+_TEXT_TAG = wire.PREAMBLE_TAG + 1
+_TEXT_NBYTES = 16384
+
+
+@dataclass
+class _Posted:
+    """The works of a round, in the order in which they are waited for."""
+
+    exchange: Exchange
+    preambles: list[tuple[int, Any]]
+    messages: list[tuple[int, Any]]
+
+
+class ProcessGroupTransport:
+    """Runs the exchanges of any plan over one process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+        self._abandoned: list[Any] = []
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        self.bytes_sent = 0
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group; CommkernError once it has been destroyed."""
+        group = self._group()
+        if group is None:
+            raise CommkernError("the process group of this transport was destroyed")
+        return group
+
+    def bind(
+        self, plan: Plan, workspace: Mapping[str, torch.Tensor], step: int
+    ) -> _BoundTransport:
+        """The transport of one run of a plan over these workspace tensors."""
+        return _BoundTransport(self, plan, workspace, step)
+
+    def start(
+        self, op: Callable[..., Any], piece: torch.Tensor, peer: int, tag: int
+    ) -> dist.P2POp:
+        """One transfer of a batch."""
+        to = dist.get_global_rank(self.group, peer)
+        if op is dist.isend:
+            self.bytes_sent += piece.numel()
+        return dist.P2POp(op, piece, to, self.group, tag)
+
+    def abandon(self, held: Any) -> None:
+        """Keep works and buffers that can no longer complete until the group goes."""
+        self._abandoned.append(held)
+
+
+class _BoundTransport:
+    """``post`` and ``complete`` of one run, as the runner calls them."""
+
+    def __init__(
+        self,
+        transport: ProcessGroupTransport,
+        plan: Plan,
+        workspace: Mapping[str, torch.Tensor],
+        step: int,
+    ) -> None:
+        self._transport = transport
+        self._plan = plan
+        self._workspace = workspace
+        self._step = step
+        self._posted: dict[int, _Posted] = {}
+        self._next_round = 0
+
+    def post(self, number: int) -> None:
+        """Start every transfer of a round."""
+        exchange = self._plan.exchanges[number]
+        self._next_round = number + 1
+        if not exchange.sends and not exchange.receives:
+            self._posted[number] = _Posted(exchange, [], [])
+            return
+        tag = wire.body_tag(self._plan.preamble)
+        ops, peers = [], []
+        for op, transfers, buffer in (
+            (dist.irecv, exchange.receives, "preambles_in"),
+            (dist.isend, exchange.sends, "preambles_out"),
+        ):
+            for peer, _ in transfers:
+                piece = self._preamble(buffer, number, peer)
+                ops.append(self._transport.start(op, piece, peer, wire.PREAMBLE_TAG))
+                peers.append(peer)
+        for op, transfers in (
+            (dist.irecv, exchange.receives),
+            (dist.isend, exchange.sends),
+        ):
+            for peer, message in transfers:
+                ops.append(self._transport.start(op, self._view(message), peer, tag))
+                peers.append(peer)
+        works = list(zip(peers, self._batch(ops), strict=True))
+        heads = len(exchange.receives)
+        self._posted[number] = _Posted(exchange, works[:heads], works[heads:])
+
+    def complete(self, number: int) -> None:
+        """Wait for a round: preambles first, and bodies only where they match."""
+        posted = self._posted.pop(number)
+        try:
+            self._check_preambles(posted, number)
+            for peer, work in posted.messages:
+                self._wait(work, peer)
+        except CommkernError:
+            self._transport.abandon((posted, self._workspace))
+            raise
+
+    def abort(self, error: BaseException) -> None:
+        """Tell every peer that this rank fails, instead of the next round's data."""
+        if isinstance(error, (PeerLost, PeerFailed, MismatchError)):
+            return
+        if self._next_round >= len(self._plan.exchanges):
+            return
+        shared = wire.unpack(self._plan.preamble)
+        mine = replace(shared, sender=self._plan.rank, step=self._step)
+        message = torch.frombuffer(
+            bytearray(wire.error_preamble(mine)), dtype=torch.uint8
+        )
+        ops = [
+            self._transport.start(dist.isend, message, peer, wire.PREAMBLE_TAG)
+            for peer, _ in self._plan.exchanges[self._next_round].sends
+        ]
+        if ops:
+            self._transport.abandon((message, self._batch(ops), self._posted))
+
+    # --- pieces -------------------------------------------------------------------
+
+    def _view(self, piece: Slice) -> torch.Tensor:
+        return self._workspace[piece.buffer][piece.offset : piece.offset + piece.nbytes]
+
+    def _preamble(self, buffer: str, number: int, peer: int) -> torch.Tensor:
+        at = (number * self._plan.world_size + peer) * wire.NBYTES
+        return self._view(Slice(buffer, at, wire.NBYTES))
+
+    def _batch(self, ops: list[dist.P2POp]) -> list[Any]:
+        try:
+            return list(dist.batch_isend_irecv(ops))
+        except RuntimeError as error:
+            raise self._lost(ops[0].peer, error) from error
+
+    def _wait(self, work: Any, peer: int) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise self._lost(peer, error) from error
+
+    def _lost(self, peer: int, error: RuntimeError) -> PeerLost:
+        return PeerLost(
+            f"rank {peer} was lost in step {self._step}: {error}",
+            rank=peer,
+            step=self._step,
+        )
+
+    # --- agreement ----------------------------------------------------------------
+
+    def _check_preambles(self, posted: _Posted, number: int) -> None:
+        """Raise for a peer that is lost, failed or called with something else."""
+        lost: PeerLost | None = None
+        differing: list[tuple[int, bytes]] = []
+        for peer, work in posted.preambles:
+            try:
+                self._wait(work, peer)
+            except PeerLost as error:
+                lost = lost or error
+                continue
+            received = self._preamble("preambles_in", number, peer)
+            if not torch.equal(
+                received, self._preamble("preambles_expected", number, peer)
+            ):
+                differing.append((peer, received.numpy().tobytes()))
+        # In rank order, so that no three ranks wait for each other in a circle.
+        errors = [self._explain(*pair, number) for pair in sorted(differing)]
+        if errors:
+            raise errors[0]
+        if lost:
+            raise lost
+
+    def _explain(self, peer: int, received: bytes, number: int) -> CommkernError:
+        expected = self._preamble("preambles_expected", number, peer).numpy().tobytes()
+        return explain(
+            expected,
+            received,
+            peer=peer,
+            step=self._step,
+            description=self._plan.description,
+            exchange_text=lambda text: self._exchange_text(peer, text),
+        )
+
+    def _exchange_text(self, peer: int, mine: str) -> str:
+        """Both ends of a mismatch see it, so each tells the other what it has."""
+        raw = mine.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES, b"\0")
+        sent = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        received = torch.zeros(_TEXT_NBYTES, dtype=torch.uint8)
+        ops = [
+            self._transport.start(dist.irecv, received, peer, _TEXT_TAG),
+            self._transport.start(dist.isend, sent, peer, _TEXT_TAG),
+        ]
+        works = self._batch(ops)
+        self._transport.abandon((works, sent, received))
+        try:
+            for work in works:
+                self._wait(work, peer)
+        except PeerLost:
+            return "(not told)"
+        return received.numpy().tobytes().rstrip(b"\0").decode(errors="replace")

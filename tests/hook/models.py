@@ -1,0 +1,88 @@
+"""Models and training loops that the hook's tests share; run inside rank processes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commkern as ck
+
+
+class ReverseOrder(nn.Module):
+    """Layers used in another order than defined, so that DDP rebuilds its buckets."""
+
+    def __init__(self, width: int = 64, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in reversed(self.layers):
+            x = torch.tanh(layer(x))
+        return x
+
+
+def make(
+    width: int = 64, dtype: torch.dtype = torch.float32, seed: int = 0, **ddp: Any
+) -> DistributedDataParallel:
+    """The same parameters on every rank; several buckets once rebuilt."""
+    torch.manual_seed(seed)
+    ddp.setdefault("bucket_cap_mb", 0.02)
+    return DistributedDataParallel(ReverseOrder(width).to(dtype), **ddp)
+
+
+def batch(rank: int, step: int, width: int = 64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(16, width, generator=generator)
+
+
+def train(
+    ddp: DistributedDataParallel,
+    rank: int,
+    steps: range,
+    *,
+    lr: float = 0.1,
+    loss_scale: float = 1.0,
+    after_backward: Callable[[int], None] | None = None,
+) -> None:
+    """Plain SGD by hand, so that nothing but the gradients has state."""
+    dtype = next(ddp.parameters()).dtype
+    for step in steps:
+        ddp.zero_grad()
+        loss = ddp(batch(rank, step).to(dtype)).square().mean()
+        (loss * loss_scale).backward()
+        if after_backward is not None:
+            after_backward(step)
+        with torch.no_grad():
+            for p in ddp.parameters():
+                if p.grad is not None and torch.isfinite(p.grad).all():
+                    p -= lr * p.grad
+
+
+def local_gradients(
+    ddp: DistributedDataParallel, rank: int, step: int
+) -> dict[str, torch.Tensor]:
+    """What this rank's backward gives before any reduction."""
+    model = ReverseOrder()
+    model.load_state_dict(ddp.module.state_dict())
+    model(batch(rank, step)).square().mean().backward()
+    return {n: p.grad.double() for n, p in model.named_parameters()}
+
+
+def digest(ddp: DistributedDataParallel) -> str:
+    """A hash of every parameter's bits."""
+    h = hashlib.sha256()
+    for p in ddp.parameters():
+        h.update(
+            p.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return h.hexdigest()
+
+
+def everything() -> list[str]:
+    """String forms that cover every registered compressor."""
+    return [*ck.compressors(), "quantize:bits=4", "quantize:bits=4,rounding=stochastic"]

@@ -1,0 +1,78 @@
+"""What a reduction gives, simulated in one process over whole tensors.
+
+Bits are a function of (parameter, offset, step), so a simulation that knows nothing of
+owners, chunks, messages or buckets must give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from commkern import reference
+from commkern.compressors import Compressor, compressor
+from commkern.compressors.base import WHO_REDUCED, Operands
+from commkern.dtypes import dtype_name
+from commkern.spans import one_span
+from commkern.wire.crc import hash_text
+
+
+def call(calls) -> None:
+    for name, fields in calls:
+        getattr(reference, name)(**fields)
+
+
+def two_shot(
+    coder: str | Compressor,
+    tensors: Sequence[torch.Tensor],
+    *,
+    average: bool = False,
+    residuals: Sequence[torch.Tensor] | None = None,
+    name: str = "",
+    seed: int = 0,
+    step: int = 0,
+) -> torch.Tensor:
+    """The result on every rank. ``residuals`` (fp32, one a rank) are updated: each with
+    its own coding error, and the first also with the owners' error, wherever they are."""
+    coder = compressor(coder)
+    dtype, numel = dtype_name(tensors[0].dtype), tensors[0].numel()
+    spans = one_span(numel, parameter_id=hash_text(name))
+    payloads = []
+    for rank, tensor in enumerate(tensors):
+        payload = np.zeros(coder.body_nbytes(numel, dtype), np.uint8)
+        on = Operands(spans, dtype, seed, step, rank, _fed(residuals, rank))
+        call(coder.compress_calls(on, tensor.contiguous(), payload))
+        payloads.append(payload)
+    reduced = np.zeros_like(payloads[0])
+    on = Operands(spans, dtype, seed, step, WHO_REDUCED, _fed(residuals, 0))
+    call(coder.reduce_calls(on, payloads, reduced))
+    result = torch.empty(numel, dtype=tensors[0].dtype)
+    scale = 1.0 / len(tensors) if average else 1.0
+    call(
+        coder.decompress_calls(
+            on, reduced, result, scale=scale, world_size=len(tensors)
+        )
+    )
+    return result.reshape(tensors[0].shape)
+
+
+def _fed(residuals, rank):
+    return None if residuals is None else (residuals[rank], residuals[rank])
+
+
+def gradient(rank: int, numel: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Gaussian values with outliers, different on every rank."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    values = torch.randn(numel, generator=generator, dtype=torch.float64)
+    values[:: max(1, numel // 3)] *= 50
+    return values.to(dtype)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal dtype, shape and bytes (NaN equals the same NaN)."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return bool(torch.equal(a, b))
