@@ -59,8 +59,8 @@ bool uncast_run(const uint8_t* payload, uint8_t* output, ComputeOf<T> factor,
 
 template <class T, class W, bool kAdd>
 void uncast_typed(const UncastArgs& args) {
-  const auto factor = static_cast<ComputeOf<T>>(args.scale);
   const auto body = [&](int64_t row, const Span& span, int64_t begin, int64_t end) {
+    const auto factor = static_cast<ComputeOf<T>>(args.scale);
     const uint8_t* payload = args.payload.data + span.body + begin * sizeof(W);
     uint8_t* output = args.output.data + (span.offset + begin) * sizeof(T);
     const bool finite = uncast_run<T, W, kAdd>(payload, output, factor, end - begin);
