@@ -94,9 +94,9 @@ bool uncast_run(const uint8_t* payload, uint8_t* output, ComputeOf<T> factor, in
 
 template <class T, class W, bool kAdd>
 void uncast_typed(const UncastArgs& args) {
-  const auto factor = static_cast<ComputeOf<T>>(args.scale);
   const bool streams = !kAdd && streams_past_cache<T>(args.spans);
   const auto body = [&](int64_t row, const Span& span, int64_t begin, int64_t end) {
+    const auto factor = static_cast<ComputeOf<T>>(args.scale);
     const uint8_t* payload = args.payload.data + span.body + begin * sizeof(W);
     uint8_t* output = args.output.data + (span.offset + begin) * sizeof(T);
     const bool finite = uncast_run<T, W, kAdd>(payload, output, factor, end - begin,

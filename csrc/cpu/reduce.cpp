@@ -105,7 +105,7 @@ void raise_to(uint8_t* output, Bits candidate) {
 
 template <class T>
 void saturate_run(uint8_t* data, T limit, int64_t n) {
-  const Raw<T> most = bits_as<Raw<T>>(limit);
+  const Raw<T> most = bits_as<Raw<T>>(limit) & kMagnitudeMask<T>;
   const Raw<T> inf =
       bits_as<Raw<T>>(convert<T>(bits_as<float>(FloatBits<float>::kInf)));
   for (int64_t i = 0; i < n; ++i) {
@@ -158,10 +158,10 @@ void nonzero_check(const FlagArgs& args, void*) {
 
 void saturate(const SaturateArgs& args, void*) {
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
-    const T limit = convert<T>(args.limit);
+    // Converted in the body: only there the caller's CPU flags are set aside.
     const auto body = [&](int64_t, const Span& span, int64_t begin, int64_t end) {
       uint8_t* data = args.data.data + (span.offset + begin) * sizeof(T);
-      saturate_run<T>(data, limit, end - begin);
+      saturate_run<T>(data, convert<T>(args.limit), end - begin);
     };
     for_elements(args.spans, body);
   });
