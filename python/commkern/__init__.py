@@ -37,6 +37,7 @@ from commkern.errors import (
 )
 from commkern.feedback import ErrorFeedback
 from commkern.hooks import compression_hook, register
+from commkern.payload import Payload
 from commkern.state import CompressionState, small_or_vector
 from commkern.work import Work
 
@@ -55,6 +56,7 @@ __all__ = [
     "Identity",
     "MismatchError",
     "NonFiniteError",
+    "Payload",
     "PayloadError",
     "PeerError",
     "PeerFailed",

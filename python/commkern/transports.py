@@ -191,8 +191,10 @@ class _BoundTransport:
                 received, self._preamble("preambles_expected", number, peer)
             ):
                 differing.append((peer, received.numpy().tobytes()))
-        if differing:
-            raise self._explain(*differing[0], number)
+        # In rank order, so that no three ranks wait for each other in a circle.
+        errors = [self._explain(*pair, number) for pair in sorted(differing)]
+        if errors:
+            raise errors[0]
         if lost:
             raise lost
 
@@ -216,6 +218,11 @@ class _BoundTransport:
             self._transport.start(dist.irecv, received, peer, _TEXT_TAG),
             self._transport.start(dist.isend, sent, peer, _TEXT_TAG),
         ]
-        for work in self._batch(ops):
-            self._wait(work, peer)
+        works = self._batch(ops)
+        self._transport.abandon((works, sent, received))
+        try:
+            for work in works:
+                self._wait(work, peer)
+        except PeerLost:
+            return "(not told)"
         return received.numpy().tobytes().rstrip(b"\0").decode(errors="replace")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from commkern.spans import SpanTable
 from commkern.wire.dtypes import NBYTES
+
+if TYPE_CHECKING:
+    import torch
+
+    from commkern.payload import Payload
 
 Aggregation = Literal["linear", "hop", "gathered"]
 
@@ -53,6 +58,57 @@ class Compressor:
     aggregation: ClassVar[Aggregation]
     fixed_size: ClassVar[bool] = True
     stages: ClassVar[int] = 1
+    #: String forms that tests and golden files go through besides the default.
+    examples: ClassVar[tuple[str, ...]] = ()
+
+    # --- one tensor ---------------------------------------------------------------
+
+    def compress(
+        self,
+        tensor: torch.Tensor,
+        *,
+        seed: int = 0,
+        step: int = 0,
+        name: str = "",
+        out: torch.Tensor | None = None,
+        crc: bool = False,
+    ) -> Payload:
+        """Code one tensor as a message whose bytes alone decode it.
+
+        Parameters
+        ----------
+        tensor : fp32, fp64, fp16, bf16 or complex, any shape and strides, on the CPU
+        seed, step : int
+            Key the random draws, together with ``name``; equal ones give equal bytes.
+        out : contiguous uint8 tensor, written from its start
+            Raises ValueError where it is too small; ``payload_nbytes`` tells the size.
+        crc : end the message with a CRC-32C, checked when it is decoded
+
+        A tensor that coding would not make smaller travels as it is.
+        """
+        from commkern.payload import compress
+
+        return compress(self, tensor, seed=seed, step=step, name=name, out=out, crc=crc)
+
+    def decompress(
+        self, payload: Payload, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The tensor, in its original shape and dtype; into ``out`` where given.
+
+        Raises PayloadError for bytes that are cut or corrupted, ValueError for another
+        compressor's payload and for an ``out`` of another shape or dtype.
+        """
+        from commkern.payload import decompress
+
+        return decompress(self, payload, out)
+
+    def decompress_add(
+        self, payload: Payload, output: torch.Tensor, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Add ``scale`` times the tensor to ``output``, in place; errors as above."""
+        from commkern.payload import decompress_add
+
+        return decompress_add(self, payload, output, scale)
 
     # --- size and layout ----------------------------------------------------------
 

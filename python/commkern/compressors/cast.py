@@ -124,6 +124,7 @@ class Cast(_ElementWise):
     """
 
     name: ClassVar[str] = "cast"
+    examples: ClassVar[tuple[str, ...]] = ("cast:dtype=fp16", "cast:dtype=fp32")
 
     dtype: str = "bf16"
 

@@ -44,6 +44,11 @@ class Quantize(Compressor):
 
     name: ClassVar[str] = "quantize"
     aggregation: ClassVar[Aggregation] = "hop"
+    examples: ClassVar[tuple[str, ...]] = (
+        "quantize:bits=4",
+        "quantize:bits=8,rounding=stochastic",
+        "quantize:bits=4,block_size=16,rounding=stochastic",
+    )
 
     bits: int = 8
     block_size: int = 128

@@ -8,6 +8,9 @@ from typing import TypeVar
 
 from commkern.compressors.base import Compressor
 
+# Strings come with payloads too, so their nesting is bounded.
+MAX_NESTING = 8
+
 _REGISTRY: dict[str, type[Compressor]] = {}
 C = TypeVar("C", bound=type[Compressor])
 
@@ -75,24 +78,27 @@ def _split(text: str, spec: str) -> list[str]:
     items, depth, start = [], 0, 0
     for index, char in enumerate(text):
         depth += (char == "(") - (char == ")")
-        if depth < 0:
+        if depth < 0 or depth > MAX_NESTING:
             break
         if char == "," and depth == 0:
             items.append(text[start:index])
             start = index + 1
+    if depth > MAX_NESTING:
+        raise ValueError(f"more than {MAX_NESTING} compressors nested in {spec!r}")
     if depth != 0:
         raise ValueError(f"unbalanced parentheses in {spec!r}")
     return [*items, text[start:]] if text.strip() else []
 
 
 def _value(text: str, hint: object, key: str, spec: str) -> object:
-    if text.startswith("(") and text.endswith(")"):
-        return compressor(text[1:-1])
     options = typing.get_args(hint) or (hint,)
-    if Compressor in options:
-        return compressor(text)
     if type(None) in options and text == "None":
         return None
+    nested = text.startswith("(") and text.endswith(")")
+    if Compressor in options:
+        return compressor(text[1:-1] if nested else text)
+    if nested:
+        raise ValueError(f"{key} in {spec!r} takes no compressor, got {text!r}")
     if bool in options:
         if text in {"True", "False"}:
             return text == "True"

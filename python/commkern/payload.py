@@ -1,0 +1,234 @@
+"""Payloads: one compressed tensor as bytes that decode and validate on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from commkern import backend
+from commkern.arrays import as_bytes
+from commkern.compressors import Compressor, Identity, compressor
+from commkern.compressors.base import KernelCall, Operands
+from commkern.dtypes import dtype_name, torch_dtype
+from commkern.errors import PayloadError
+from commkern.inputs import real_view
+from commkern.layout import Member, effective
+from commkern.spans import one_span
+from commkern.wire import Descriptor, Header, Section, hash_text, place, validate
+from commkern.wire.dtypes import CODES
+from commkern.wire.message import seal
+
+_COMPLEX = {"complex64": torch.complex64, "complex128": torch.complex128}
+_COMPLEX_NAME = {dtype: name for name, dtype in _COMPLEX.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """A compressed tensor: a whole message of docs/wire-format.md.
+
+    ``data`` is a contiguous uint8 tensor of shape ``(nbytes,)`` on the CPU. Nothing is
+    checked before it is read: properties and decompression raise PayloadError for bytes
+    that are not a message of one tensor.
+    """
+
+    data: torch.Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the message, header included."""
+        return self.data.numel()
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """Shape and dtype of the tensor, and the string form of what coded it."""
+        return _read(self.data)[1]
+
+    @property
+    def compression_factor(self) -> float:
+        """Bytes of the original tensor per byte of the message."""
+        return self.descriptor.dense_nbytes / self.nbytes
+
+
+def decode(data: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor of a `Payload` or of its bytes alone, in its shape and dtype.
+
+    ``data`` may be a payload, a contiguous uint8 tensor or any bytes-like object. ``out``
+    is written to and returned where given. Raises PayloadError for bytes that are not a
+    message of one tensor, ValueError for an ``out`` of another shape or dtype.
+    """
+    raw = data.data if isinstance(data, Payload) else data
+    header, descriptor = _read(raw)
+    coder = _coder(header, descriptor)
+    if out is None:
+        out = torch.empty(descriptor.shape, dtype=_dtype(descriptor))
+    return _decompress(raw, header, coder, out)
+
+
+def payload_nbytes(coder: Compressor, shape: tuple[int, ...], dtype: str) -> int:
+    """Exact size of the payload of a tensor, without a CRC; the bound for a compressor
+    whose size depends on data."""
+    return _header(coder, dtype, shape).message_nbytes
+
+
+def compress(
+    coder: Compressor,
+    tensor: torch.Tensor,
+    *,
+    seed: int = 0,
+    step: int = 0,
+    name: str = "",
+    out: torch.Tensor | None = None,
+    crc: bool = False,
+) -> Payload:
+    """See `Compressor.compress`."""
+    real = real_view(tensor).resolve_neg().contiguous()
+    header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
+    header = place(replace(header, step=_u64("step", step), crc=crc))
+    descriptor = cast(Descriptor, header.descriptor)
+    data = _destination(out, header.message_nbytes)
+    section = header.sections[0]
+    spans = one_span(real.numel(), parameter_id=hash_text(name))
+    on = Operands(spans, descriptor.real_dtype, _u64("seed", seed), step & 0xFFFFFFFF)
+    touched = torch.zeros(1, dtype=torch.uint8)
+    flags = {"spans": spans, "input": real, "dtype": on.dtype, "flags": touched}
+    body = data[section.offset : section.offset + section.nbytes]
+    used = compressor(descriptor.compressor)
+    _run([KernelCall("nonzero_check", flags), *used.compress_calls(on, real, body)])
+    packed = replace(header, touched=(bool(touched[0]),)).pack()
+    data[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    if crc:
+        seal(as_bytes(data))
+    return Payload(data)
+
+
+def decompress(
+    coder: Compressor, payload: Payload, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See `Compressor.decompress`."""
+    _require_coder(coder, payload)
+    return decode(payload, out)
+
+
+def decompress_add(
+    coder: Compressor, payload: Payload, output: torch.Tensor, scale: float = 1.0
+) -> torch.Tensor:
+    """See `Compressor.decompress_add`."""
+    _require_coder(coder, payload)
+    header, descriptor = _read(payload.data)
+    used = _coder(header, descriptor)
+    return _decompress(payload.data, header, used, output, scale=scale, add=True)
+
+
+def _header(coder: Compressor, dtype: str, shape: tuple[int, ...]) -> Header:
+    tensor = Descriptor(dtype, shape, "")
+    real_dtype, numel = tensor.real_dtype, tensor.real_numel
+    used = effective(Member("", numel, 0, coder), real_dtype).compressor
+    nbytes = used.body_nbytes(numel, real_dtype)
+    text = str(used)
+    section = Section(0, 1, hash_text(text), CODES[real_dtype], nbytes)
+    descriptor = replace(tensor, compressor=text)
+    return place(Header((section,), (False,), descriptor=descriptor))
+
+
+def _u64(what: str, value: int) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**64:
+        raise ValueError(f"{what} must be an int from 0 to 2**64 - 1, got {value!r}")
+    return value
+
+
+def _destination(out: torch.Tensor | None, nbytes: int) -> torch.Tensor:
+    if out is None:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    if out.dtype != torch.uint8 or out.dim() != 1 or not out.is_contiguous():
+        raise ValueError(
+            "out must be a contiguous uint8 tensor of one dimension, got "
+            f"{out.dtype} of shape {tuple(out.shape)}, strides {out.stride()}"
+        )
+    if out.numel() < nbytes:
+        raise ValueError(f"out must have {nbytes} bytes, got {out.numel()}")
+    return out[:nbytes]
+
+
+def _run(calls: Iterable[KernelCall]) -> None:
+    for call in calls:
+        backend.kernel(call.name)(**call.fields)
+
+
+# --- untrusted bytes --------------------------------------------------------------
+
+
+def _read(data: Any) -> tuple[Header, Descriptor]:
+    header = validate(as_bytes(data))
+    if header.descriptor is None:
+        raise PayloadError("expected a message of one tensor, got one of a bucket")
+    return header, header.descriptor
+
+
+def _coder(header: Header, descriptor: Descriptor) -> Compressor:
+    try:
+        coder = compressor(descriptor.compressor)
+    except (ValueError, TypeError) as error:
+        raise PayloadError(f"descriptor's compressor: {error}") from None
+    if str(coder) != descriptor.compressor:
+        raise PayloadError(
+            f"descriptor's compressor: expected the canonical {str(coder)!r}, "
+            f"got {descriptor.compressor!r}"
+        )
+    nbytes = coder.body_nbytes(descriptor.real_numel, descriptor.real_dtype)
+    if header.sections[0].nbytes != nbytes:
+        raise PayloadError(
+            f"body of {descriptor}: expected {nbytes} bytes, "
+            f"got {header.sections[0].nbytes}"
+        )
+    return coder
+
+
+def _require_coder(coder: Compressor, payload: Payload) -> None:
+    if not isinstance(payload, Payload):
+        raise TypeError(
+            f"expected a Payload, got {type(payload).__name__} "
+            "(commkern.payload.decode reads bytes)"
+        )
+    made_by = payload.descriptor.compressor
+    if made_by not in (str(coder), str(Identity())):
+        raise ValueError(f"the payload was made by {made_by}, not by {coder}")
+
+
+def _decompress(
+    data: Any,
+    header: Header,
+    coder: Compressor,
+    out: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    add: bool = False,
+) -> torch.Tensor:
+    descriptor = cast(Descriptor, header.descriptor)
+    wanted = descriptor.shape, _dtype(descriptor)
+    if (tuple(out.shape), out.dtype) != wanted:
+        raise ValueError(
+            f"output must have shape {wanted[0]} and dtype {wanted[1]}, "
+            f"got {tuple(out.shape)} and {out.dtype}"
+        )
+    dense = real_view(out).resolve_neg().contiguous()
+    if header.nonfinite:
+        dense.fill_(torch.nan)
+    else:
+        section = header.sections[0]
+        body = as_bytes(data)[section.offset : section.offset + section.nbytes]
+        on = Operands(one_span(dense.numel()), descriptor.real_dtype)
+        _run(coder.decompress_calls(on, body, dense, scale=scale, add=add))
+    if dense.data_ptr() != out.data_ptr():
+        out.detach().copy_(torch.view_as_complex(dense) if out.is_complex() else dense)
+    return out
+
+
+def _dtype(descriptor: Descriptor) -> torch.dtype:
+    return _COMPLEX.get(descriptor.dtype) or torch_dtype(descriptor.dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return _COMPLEX_NAME.get(dtype) or dtype_name(dtype)
