@@ -6,5 +6,6 @@
 namespace commkern::bindings {
 
 void register_kernels(pybind11::module_& m);
+void register_runtime(pybind11::module_& m);
 
 }  // namespace commkern::bindings

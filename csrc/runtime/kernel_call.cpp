@@ -4,11 +4,17 @@
 #include <concepts>
 #include <limits>
 #include <list>
+#include <string_view>
 
 #include "core/check.h"
 
 namespace commkern {
 namespace {
+
+void append(std::string& list, std::string_view name) {
+  if (!list.empty()) list += ", ";
+  list += name;
+}
 
 template <std::integral T>
 T narrow(const char* what, uint64_t value) {
@@ -25,7 +31,7 @@ Enum parse(const char* name, const std::string& text,
   std::string names;
   for (const auto& [known_name, value] : known) {
     if (text == known_name) return value;
-    names += std::string(names.empty() ? "" : ", ") + known_name;
+    append(names, known_name);
   }
   fail(name, ": expected one of ", names, ", got ", text);
 }
@@ -53,7 +59,7 @@ class FieldSetter {
 
   template <class Field>
   void operator()(const char* name, Field& field) {
-    listed_ += (listed_.empty() ? "" : ", ") + std::string(name);
+    append(listed_, name);
     for (const auto& [key, value] : spec_.fields) {
       if (key != name) continue;
       ++found_;
@@ -65,9 +71,7 @@ class FieldSetter {
   void require_all_found() const {
     if (found_ == spec_.fields.size()) return;
     std::string given;
-    for (const auto& [key, value] : spec_.fields) {
-      given += (given.empty() ? "" : ", ") + key;
-    }
+    for (const auto& [key, value] : spec_.fields) append(given, key);
     fail("fields: expected some of ", listed_, "; got ", given);
   }
 

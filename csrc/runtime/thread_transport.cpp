@@ -13,6 +13,11 @@ namespace {
 
 constexpr double kLongestTimeout_s = 1e8;  // three years; longer would overflow a clock
 
+auto find(std::list<Offer>& mailbox, int32_t round) {
+  return std::find_if(mailbox.begin(), mailbox.end(),
+                      [round](const Offer& offer) { return offer.round == round; });
+}
+
 Failure mismatch_of(int32_t peer, int32_t observer, const PreambleBytes& received,
                     const uint8_t* expected) {
   Failure failure(FailureKind::kMismatch, peer, observer,
@@ -73,21 +78,26 @@ void ThreadEndpoint::complete(const Exchange& exchange) {
   for (const Receive& receive : exchange.receives) missing_.push_back(&receive);
   for (;;) {
     // Whatever has come is looked at first: a mismatch of our own is the best cause.
-    const auto taken = std::erase_if(
-        missing_, [&](const Receive* receive) { return take(lock, *receive); });
+    const auto taken = std::erase_if(missing_, [&](const Receive* receive) {
+      return take(lock, *receive, exchange.round);
+    });
     if (missing_.empty()) break;
     if (taken == 0) wait(lock, deadline, missing_.front()->peer);
   }
   for (const Send& send : exchange.sends) {
-    while (is_offered(send.peer, exchange.round)) wait(lock, deadline, send.peer);
+    auto& mailbox = group_->mailbox(rank_, send.peer);
+    while (find(mailbox, exchange.round) != mailbox.end()) {
+      wait(lock, deadline, send.peer);
+    }
   }
 }
 
 // Copies the peer's body if it is there. The copy itself runs without the lock.
-bool ThreadEndpoint::take(Lock& lock, const Receive& receive) {
+bool ThreadEndpoint::take(Lock& lock, const Receive& receive, int32_t round) {
   auto& mailbox = group_->mailbox(receive.peer, rank_);
-  if (mailbox.empty()) return false;
-  Offer& offer = mailbox.front();
+  const auto found = find(mailbox, round);
+  if (found == mailbox.end()) return false;
+  Offer& offer = *found;
   std::memcpy(receive.preamble, offer.preamble.data(), offer.preamble.size());
   if (std::memcmp(offer.preamble.data(), receive.expected, offer.preamble.size()) !=
           0 ||
@@ -104,14 +114,9 @@ bool ThreadEndpoint::take(Lock& lock, const Receive& receive) {
     std::memcpy(receive.body.data, offer.body.data, size_t(offer.body.nbytes));
   }
   lock.lock();
-  mailbox.pop_front();
+  mailbox.erase(found);
   group_->wake_[size_t(receive.peer)].notify_all();
   return true;
-}
-
-bool ThreadEndpoint::is_offered(int32_t peer, int32_t round) {
-  const auto& mailbox = group_->mailbox(rank_, peer);
-  return !mailbox.empty() && mailbox.front().round <= round;
 }
 
 void ThreadEndpoint::wait(Lock& lock, Clock::time_point deadline, int32_t peer) {
@@ -133,7 +138,8 @@ void ThreadEndpoint::abort(const char* reason) noexcept {
   for (int32_t peer = 0; peer < group_->world_size(); ++peer) {
     auto& mailbox = group_->mailbox(rank_, peer);
     for (auto& offer : mailbox) offer.withdrawn = true;
-    while (!mailbox.empty() && mailbox.front().copying) {
+    while (std::any_of(mailbox.begin(), mailbox.end(),
+                       [](const Offer& offer) { return offer.copying; })) {
       group_->wake_[size_t(rank_)].wait(lock);
     }
   }

@@ -4,7 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,7 +36,7 @@ class ThreadGroup {
  private:
   friend class ThreadEndpoint;
   using Clock = std::chrono::steady_clock;
-  using Mailbox = std::deque<Offer>;
+  using Mailbox = std::list<Offer>;  // an offer stays where it is while it is copied
 
   Mailbox& mailbox(int32_t sender, int32_t receiver) {
     return mailboxes_[size_t(sender) * size_t(world_size_) + size_t(receiver)];
@@ -68,8 +68,7 @@ class ThreadEndpoint final : public Transport {
   using Lock = std::unique_lock<std::mutex>;
   using Clock = ThreadGroup::Clock;
 
-  bool take(Lock& lock, const Receive& receive);
-  bool is_offered(int32_t peer, int32_t round);
+  bool take(Lock& lock, const Receive& receive, int32_t round);
   void wait(Lock& lock, Clock::time_point deadline, int32_t peer);
 
   const std::shared_ptr<ThreadGroup> group_;

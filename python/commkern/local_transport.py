@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from commkern.wire.preamble import NBYTES
 
 @dataclass
 class _Offer:
-    round: int
     preamble: bytes
     body: Bytes
     withdrawn: bool = False
@@ -40,7 +38,7 @@ class LocalGroup:
         self.timeout_s = timeout_s
         self.changed = threading.Condition()  # guards what follows
         self.failure: Failure | None = None
-        self._mailboxes: dict[tuple[int, int], deque[_Offer]] = {}
+        self._mailboxes: dict[tuple[int, int], dict[int, _Offer]] = {}
 
     def endpoint(self, rank: int) -> LocalEndpoint:
         """The group as ``rank`` sees it; for one thread at a time."""
@@ -48,9 +46,9 @@ class LocalGroup:
             raise ValueError(f"rank: expected 0 ... {self.world_size - 1}, got {rank}")
         return LocalEndpoint(self, rank)
 
-    def mailbox(self, sender: int, receiver: int) -> deque[_Offer]:
-        """What one rank offers another, oldest first."""
-        return self._mailboxes.setdefault((sender, receiver), deque())
+    def mailbox(self, sender: int, receiver: int) -> dict[int, _Offer]:
+        """What one rank offers another, by round."""
+        return self._mailboxes.setdefault((sender, receiver), {})
 
     def poison(self, failure: Failure) -> None:
         """Keep the first failure, and wake everybody."""
@@ -80,7 +78,7 @@ class LocalEndpoint:
             text = f"{type(error).__name__}: {error}"
             group.poison(Failure("failed", self.rank, self.rank, text))
             for peer in range(self.world_size):
-                for offer in group.mailbox(self.rank, peer):
+                for offer in group.mailbox(self.rank, peer).values():
                     offer.withdrawn = True
 
 
@@ -103,8 +101,8 @@ class LocalRun:
                 self._raise_failure()
             for peer, message in self._plan.exchanges[number].sends:
                 preamble = self._preamble("preambles_out", number, peer).tobytes()
-                offer = _Offer(number, preamble, self._view(message))
-                self._group.mailbox(rank, peer).append(offer)
+                offer = _Offer(preamble, self._view(message))
+                self._group.mailbox(rank, peer)[number] = offer
                 self._endpoint.bytes_sent += NBYTES + message.nbytes
             self._group.changed.notify_all()
 
@@ -122,7 +120,7 @@ class LocalRun:
                 missing = left
             for peer, _ in exchange.sends:
                 mailbox = self._group.mailbox(self._endpoint.rank, peer)
-                while mailbox and mailbox[0].round <= number:
+                while number in mailbox:
                     self._wait(deadline, peer)
 
     def abort(self, error: BaseException) -> None:
@@ -132,9 +130,9 @@ class LocalRun:
     def _take(self, number: int, peer: int, message: Slice) -> bool:
         rank = self._endpoint.rank
         mailbox = self._group.mailbox(peer, rank)
-        if not mailbox:
+        offer = mailbox.get(number)
+        if offer is None:
             return False
-        offer = mailbox[0]
         expected = self._preamble("preambles_expected", number, peer).tobytes()
         if offer.preamble != expected:
             text = f"rank {peer} does not match rank {rank}"
@@ -145,7 +143,7 @@ class LocalRun:
             return False
         self._preamble("preambles_in", number, peer)[:] = bytearray(offer.preamble)
         self._view(message)[:] = offer.body
-        mailbox.popleft()
+        del mailbox[number]
         self._group.changed.notify_all()
         return True
 

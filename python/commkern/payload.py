@@ -84,7 +84,7 @@ def compress(
     crc: bool = False,
 ) -> Payload:
     """See `Compressor.compress`."""
-    real = real_view(tensor).resolve_neg().contiguous()
+    real = real_view(tensor).contiguous()
     header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
     header = place(replace(header, step=_u64("step", step), crc=crc))
     descriptor = cast(Descriptor, header.descriptor)

@@ -21,6 +21,7 @@ from commkern.plan import (
 )
 from commkern.spans import one_span
 from commkern.wire.crc import hash_text
+from commkern.wire.dtypes import CODES
 from commkern.wire.message import Header, Section, align, header_nbytes, place
 from commkern.wire.preamble import pack_template
 
@@ -41,7 +42,7 @@ def preamble(world_size, **changes):
 
 def header(numel, parameters, crc=False):
     """The placed header of ``numel`` fp32 elements in one section."""
-    section = Section(0, parameters, hash_text("identity"), "float32", 4 * numel)
+    section = Section(0, parameters, hash_text("identity"), CODES["float32"], 4 * numel)
     return place(Header((section,), (False,) * parameters, crc=crc))
 
 
@@ -94,6 +95,7 @@ def gather_plan(rank, world_size, numel, *, crc=False, ring=False, **changes):
         world_size=world_size,
         dtype="float32",
         members=(),
+        bytes_dense=0,
         buffers={
             "data": 4 * numel,
             "result": 4 * numel * world_size,
@@ -156,4 +158,13 @@ def outcomes(world_size, fn):
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a rank hangs"
+    return found
+
+
+def results(world_size, fn):
+    """As `outcomes`, for calls that must all succeed."""
+    found = outcomes(world_size, fn)
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.runtime.plans import buffers_of, data_of, gather_plan, outcomes, run
+from tests.runtime.plans import buffers_of, data_of, gather_plan, results, run
 
 
 def expected_result(world_size, numel):
@@ -22,7 +22,7 @@ def test_everybody_gets_everything(way, world_size, numel):
         times = run(plan, buffers, endpoints[rank])
         return times, buffers
 
-    for times, buffers in outcomes(world_size, rank_body):
+    for times, buffers in results(world_size, rank_body):
         result = buffers["result"].view(np.float32)
         assert np.array_equal(result, expected_result(world_size, numel))
         assert (buffers["touched"] != 0).all()
@@ -44,7 +44,7 @@ def test_many_runs_of_one_plan(way):
             )
         return endpoints[rank].bytes_sent, plan.bytes_sent
 
-    for sent, planned in outcomes(world_size, rank_body):
+    for sent, planned in results(world_size, rank_body):
         assert sent == 20 * (planned + 64 * (world_size - 1))
 
 
@@ -57,7 +57,7 @@ def test_only_the_parameters_that_a_rank_heard_of_are_touched(way):
         run(plan, buffers, endpoints[rank])
         return buffers
 
-    for rank, buffers in enumerate(outcomes(4, rank_body)):
+    for rank, buffers in enumerate(results(4, rank_body)):
         touched = {int(p) for p in np.flatnonzero(buffers["touched"])}
         assert touched == {rank, (rank - 1) % 4}
         result = buffers["result"].view(np.float32).reshape(4, 3)
@@ -80,7 +80,7 @@ def test_both_runners_write_the_same_messages(monkeypatch):
             run(plan, buffers, endpoints[rank], step=2**40 + 3)
             return buffers
 
-        written[name] = outcomes(3, rank_body)
+        written[name] = results(3, rank_body)
     for one, other in zip(*written.values(), strict=True):
         assert one.keys() == other.keys()
         for name in one:

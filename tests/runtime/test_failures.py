@@ -197,7 +197,7 @@ def test_a_wrong_checksum_is_found(way):
     assert "from rank 1" in str(found[0])
 
 
-@pytest.mark.parametrize("name", ["data", "parts", "touched", "preambles_in"])
+@pytest.mark.parametrize("name", ["data", "result", "touched", "preambles_in"])
 def test_a_buffer_too_small_is_refused_before_anything_is_written(way, name):
     plans = gather_plans(2)
     endpoints = way.endpoints(2)
