@@ -81,11 +81,7 @@ def core() -> ModuleType:
     except ImportError as error:
         raise BackendError(
             f"commkern._core cannot be imported: {error}. {_CURE}"
-<<<<<<< HEAD
-        ) from (error)
-=======
         ) from error
->>>>>>> kernels
     found = getattr(module, "kernel_table_version", None)
     if found != KERNEL_TABLE_VERSION:
         raise BackendError(
