@@ -80,7 +80,7 @@ def compress(
     crc: bool = False,
 ) -> Payload:
     """See `Compressor.compress`."""
-    real = real_view(tensor).resolve_neg().contiguous()
+    real = real_view(tensor).contiguous()
     used, header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
     header = place(replace(header, step=_u64("step", step), crc=crc))
     data = _destination(out, header.message_nbytes)

@@ -218,7 +218,7 @@ def test_runs_beside_the_users_own_collectives(ranks):
 def noise_changes_with_each_call(rank, world_size):
     results = []
     for _ in range(2):
-        tensor = torch.full((4096,), 0.3)
+        tensor = gradient(0, 4096, torch.float32)
         ck.all_reduce(tensor, compressor="quantize:bits=4,rounding=stochastic")
         results.append(tensor)
     return results

@@ -102,8 +102,7 @@ def die_in_the_middle(rank, world_size):
         os._exit(3)
     started = time.monotonic()
     with pytest.raises(ck.PeerLost) as caught:
-        for _ in range(3):
-            ck.all_reduce(torch.ones(100_000), compressor="quantize:bits=8")
+        ck.all_reduce(torch.ones(100_000), compressor="quantize:bits=8")
     assert time.monotonic() - started < 15
     return caught.value.rank, str(caught.value)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.parallel import DistributedDataParallel
 
 import commkern as ck
 
@@ -28,11 +28,11 @@ class ReverseOrder(nn.Module):
 
 def make(
     width: int = 64, dtype: torch.dtype = torch.float32, seed: int = 0, **ddp: Any
-) -> DDP:
+) -> DistributedDataParallel:
     """The same parameters on every rank; several buckets once rebuilt."""
     torch.manual_seed(seed)
     ddp.setdefault("bucket_cap_mb", 0.02)
-    return DDP(ReverseOrder(width).to(dtype), **ddp)
+    return DistributedDataParallel(ReverseOrder(width).to(dtype), **ddp)
 
 
 def batch(rank: int, step: int, width: int = 64) -> torch.Tensor:
@@ -41,18 +41,20 @@ def batch(rank: int, step: int, width: int = 64) -> torch.Tensor:
 
 
 def train(
-    ddp: DDP,
+    ddp: DistributedDataParallel,
     rank: int,
     steps: range,
     *,
     lr: float = 0.1,
+    loss_scale: float = 1.0,
     after_backward: Callable[[int], None] | None = None,
 ) -> None:
     """Plain SGD by hand, so that nothing but the gradients has state."""
     dtype = next(ddp.parameters()).dtype
     for step in steps:
         ddp.zero_grad()
-        ddp(batch(rank, step).to(dtype)).square().mean().backward()
+        loss = ddp(batch(rank, step).to(dtype)).square().mean()
+        (loss * loss_scale).backward()
         if after_backward is not None:
             after_backward(step)
         with torch.no_grad():
@@ -61,7 +63,9 @@ def train(
                     p -= lr * p.grad
 
 
-def local_gradients(ddp: DDP, rank: int, step: int) -> dict[str, torch.Tensor]:
+def local_gradients(
+    ddp: DistributedDataParallel, rank: int, step: int
+) -> dict[str, torch.Tensor]:
     """What this rank's backward gives before any reduction."""
     model = ReverseOrder()
     model.load_state_dict(ddp.module.state_dict())
@@ -69,7 +73,7 @@ def local_gradients(ddp: DDP, rank: int, step: int) -> dict[str, torch.Tensor]:
     return {n: p.grad.double() for n, p in model.named_parameters()}
 
 
-def digest(ddp: DDP) -> str:
+def digest(ddp: DistributedDataParallel) -> str:
     """A hash of every parameter's bits."""
     h = hashlib.sha256()
     for p in ddp.parameters():

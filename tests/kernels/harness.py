@@ -97,8 +97,8 @@ def compare(
 ) -> dict[str, Any]:
     """Run ``name`` on both sides; fail on any differing byte. Returns the results.
 
-    ``nan_view`` maps a field to the storage dtype in which any NaN equals any NaN, for
-    NaNs that arithmetic makes (their sign and low bits are no part of the contract).
+    ``nan_view`` maps a field to the dtype in which any NaN equals any NaN, for NaNs
+    that arithmetic makes (their sign and low bits are no part of the contract).
     """
     __tracebackhide__ = True
     expected, actual = Copies(arguments, None), Copies(arguments, shift)
@@ -122,7 +122,7 @@ def assert_same(
     if np.array_equal(got, want):
         return
     if nan_view is not None:
-        got, want = got.view(nan_view), want.view(nan_view)
+        got, want = decode(got, nan_view), decode(want, nan_view)
         differs = ~((got == want) & (np.signbit(got) == np.signbit(want)))
         differs &= ~(np.isnan(got) & np.isnan(want))
     else:

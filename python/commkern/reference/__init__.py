@@ -7,6 +7,8 @@ arguments, the fields of the argument structs in csrc/kernels, and write the sam
 
 from __future__ import annotations
 
+from typing import Any
+
 from commkern.reference.cast import cast, recast_sum, uncast, uncast_add
 from commkern.reference.layout import Kernel
 from commkern.reference.quantize import (
@@ -59,7 +61,7 @@ __all__ = [
 ]
 
 
-def kernel_signatures() -> dict[str, list[str]]:
-    """Every kernel's name and the names of its fields, in order."""
-    found: dict[str, Kernel[...]] = {name: globals()[name] for name in KERNELS}
-    return {name: list(kernel.fields) for name, kernel in found.items()}
+def kernel_signatures() -> dict[str, dict[str, Any]]:
+    """Every kernel's fields, in order, with their defaults (``...``: none)."""
+    kernels: dict[str, Kernel[...]] = {name: globals()[name] for name in KERNELS}
+    return {name: dict(kernel.fields) for name, kernel in kernels.items()}

@@ -175,16 +175,16 @@ def recast_sum(
 
     The rounding error is added to the residual version that this step writes, in units
     of the sum. Raises ValueError for dtypes, spans or buffers out of range, and for a
-    ``wire_scale`` that is not a power of two in (0, 1].
+    ``wire_scale`` that is not a power of two in 2^-126..1.
     """
     fmt, wire, rows = (
         format_of(dtype),
         format_of(wire_dtype, "wire_dtype"),
         span_rows(spans),
     )
-    if not (0 < wire_scale <= 1 and math.frexp(wire_scale)[0] == 0.5):
+    if not 2.0**-126 <= wire_scale <= 1 or math.frexp(wire_scale)[0] != 0.5:
         raise ValueError(
-            f"wire_scale must be a power of two in (0, 1], got {wire_scale}"
+            f"wire_scale must be a power of two in 2^-126..1, got {wire_scale}"
         )
     sources = parts_of(parts)
     target = buffer_of("payload", payload, writable=True)

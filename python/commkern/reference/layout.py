@@ -33,19 +33,20 @@ SUPPORTED_BITS = (4, 8)
 
 
 class Kernel(Generic[P]):
-    """A reference kernel: keyword arguments only, named as in csrc/kernels."""
+    """A reference kernel: keyword arguments only, named as in csrc/kernels.
+
+    ``fields`` maps each to its default, or to ``...`` where it must be given.
+    """
 
     def __init__(self, function: Callable[P, None]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         parameters = inspect.signature(function).parameters
         self.name: str = function.__name__
-        self.fields: tuple[str, ...] = tuple(parameters)
-        self._required = [
-            name
+        self.fields: dict[str, Any] = {
+            name: ... if p.default is inspect.Parameter.empty else p.default
             for name, p in parameters.items()
-            if p.default is inspect.Parameter.empty
-        ]
+        }
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
         listed = ", ".join(self.fields)
@@ -56,8 +57,8 @@ class Kernel(Generic[P]):
                 raise TypeError(
                     f"{self.name} has no field {field!r}; it takes {listed}"
                 )
-        for field in self._required:
-            if field not in kwargs:
+        for field, default in self.fields.items():
+            if default is ... and field not in kwargs:
                 raise TypeError(f"{self.name} misses {field!r}; it takes {listed}")
         with exact_arithmetic():
             self._function(*args, **kwargs)
@@ -67,12 +68,16 @@ class Kernel(Generic[P]):
 
 
 def format_of(name: str, field: str = "dtype") -> Format:
+    if not isinstance(name, str):
+        raise TypeError(f"{field} must be a string, got {type(name).__name__}")
     if name not in FORMATS:
         raise ValueError(f"{field} must be one of {', '.join(FORMATS)}, got {name!r}")
     return FORMATS[name]
 
 
 def is_stochastic(rounding: str) -> bool:
+    if not isinstance(rounding, str):
+        raise TypeError(f"rounding must be a string, got {type(rounding).__name__}")
     if rounding not in _ROUNDINGS:
         raise ValueError(f"rounding must be one of {_ROUNDINGS}, got {rounding!r}")
     return rounding == "stochastic"
@@ -116,6 +121,8 @@ def buffer_of(name: str, value: Any, *, writable: bool = False) -> Bytes:
 
 
 def parts_of(values: Sequence[Any]) -> list[Bytes]:
+    if not isinstance(values, (list, tuple)):
+        raise TypeError(f"parts must be a list of buffers, got {type(values).__name__}")
     parts = [buffer_of(f"parts[{rank}]", value) for rank, value in enumerate(values)]
     if not parts:
         raise ValueError("parts must hold at least 1 buffer, got 0")
@@ -187,10 +194,15 @@ class Residual:
         self.present = value is not None
         if not self.present:
             return
-        if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
+        if not isinstance(value, (tuple, list)):
             raise TypeError(
-                "residual must be None, (version0, version1) or "
-                f"(version0, version1, committed), got {type(value).__name__}"
+                "residual must be None or (version0, version1[, committed]), "
+                f"got {type(value).__name__}"
+            )
+        if len(value) not in (2, 3):
+            raise ValueError(
+                "residual must be (version0, version1[, committed]), "
+                f"got a tuple of {len(value)}"
             )
         self._versions = [
             buffer_of(f"residual[{version}]", value[version], writable=True)

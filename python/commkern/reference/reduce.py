@@ -18,12 +18,7 @@ from commkern.reference.layout import (
     span_rows,
     store,
 )
-from commkern.reference.numerics import (
-    Floats,
-    from_compute,
-    largest_magnitude,
-    to_compute,
-)
+from commkern.reference.numerics import Floats, largest_magnitude
 from commkern.spans import SpanTable
 
 
@@ -101,19 +96,18 @@ def nonzero_check(*, spans: SpanTable, input: Any, dtype: str, flags: Any) -> No
 
 
 @Kernel
-def saturate(*, spans: SpanTable, data: Any, dtype: str, limit: float) -> None:
+def saturate(*, spans: SpanTable, data: Any, dtype: str, limit: float = 0.0) -> None:
     """In place: NaN becomes 0, magnitudes above ``limit`` become ``limit``.
 
     Raises ValueError for dtypes, spans or buffers out of range and for a ``limit`` that
-    is negative or not finite in ``dtype``.
+    is negative or NaN.
     """
     fmt, rows = format_of(dtype), span_rows(spans)
-    bound = np.asarray([limit], dtype=fmt.compute)
-    rounded = to_compute(from_compute(bound, fmt), fmt, fmt.compute)
-    if not 0 <= rounded[0] < np.inf:
-        raise ValueError(f"limit must be finite and >= 0 in {dtype}, got {limit}")
+    if not limit >= 0:
+        raise ValueError(f"limit must be a number >= 0, got {limit}")
     raw = buffer_of("data", data, writable=True)
     check_elements("data", raw, rows, fmt.nbytes)
+    bound = fmt.compute.type(limit)
     for row in rows:
         start, length = int(row["offset"]) * fmt.nbytes, int(row["length"])
         values = load(raw, start, length, fmt, fmt.compute)

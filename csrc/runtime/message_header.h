@@ -1,0 +1,57 @@
+// Headers of messages and preambles: filled in from templates before they are sent,
+// compared with the same templates when they arrive.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/types.h"
+#include "core/wire.h"
+
+namespace commkern {
+
+// All that precedes the bodies of one message, with step and parameter bits left open.
+// `touched` holds one byte per parameter of the message, non-zero for a set bit.
+class HeaderTemplate {
+ public:
+  // Throws std::invalid_argument unless `bytes` is a header with its section table and
+  // parameter bits.
+  explicit HeaderTemplate(std::vector<uint8_t> bytes);
+
+  uint64_t message_nbytes() const { return header().message_nbytes; }
+  int64_t parameter_count() const { return header().parameter_count; }
+
+  // The bodies must be complete already: a message whose flag asks for it is sealed
+  // with its CRC-32C here.
+  void write(MutableBytes message, uint64_t step, ConstBytes touched) const;
+
+  // ORs the received bits into `touched`. Throws Failure (kCorrupt, naming `sender`)
+  // where anything else differs from the template; `rank` is the reader's.
+  void read(ConstBytes message, uint64_t step, MutableBytes touched, int32_t sender,
+            int32_t rank) const;
+
+ private:
+  wire::MessageHeader header() const;
+  std::string difference_from(const uint8_t* received, uint64_t step) const;
+  uint64_t bits_begin() const { return wire::bits_offset(header().section_count); }
+  uint64_t bits_end() const {
+    return bits_begin() + wire::bits_nbytes(header().parameter_count);
+  }
+
+  std::vector<uint8_t> bytes_;
+};
+
+// What one rank says of one round's body to one peer, besides the template's hashes.
+struct PreambleFields {
+  int32_t sender = 0;
+  int32_t world_size = 0;
+  uint64_t step = 0;
+  int64_t body_nbytes = 0;
+  int32_t round = 0;
+};
+
+void write_preamble(wire::Preamble preamble, const PreambleFields& fields,
+                    uint8_t* destination);
+
+}  // namespace commkern

@@ -1,0 +1,177 @@
+#include "runtime/plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "core/check.h"
+#include "runtime/kernel_call.h"
+
+namespace commkern {
+namespace {
+
+int32_t find(const std::vector<std::string>& names, std::string_view name) {
+  const auto at = std::find(names.begin(), names.end(), name);
+  return at == names.end() ? -1 : int32_t(at - names.begin());
+}
+
+void check_group(const Plan& plan) {
+  if (plan.world_size < 1 || plan.rank < 0 || plan.rank >= plan.world_size) {
+    fail("rank: expected 0 ... ", plan.world_size - 1, ", got ", plan.rank);
+  }
+  if (plan.preamble.magic != wire::kPreambleMagic) {
+    fail("preamble template's magic: expected ", wire::kPreambleMagic, ", got ",
+         plan.preamble.magic);
+  }
+}
+
+void check_peer(const Plan& plan, int32_t peer) {
+  if (peer < 0 || peer >= plan.world_size || peer == plan.rank) {
+    fail("peer: expected one of 0 ... ", plan.world_size - 1, " but ", plan.rank,
+         ", got ", peer);
+  }
+}
+
+void check_transfers(const Plan& plan, const std::vector<Transfer>& transfers,
+                     PlanNames& names) {
+  std::vector<bool> seen(size_t(plan.world_size), false);
+  for (const auto& [peer, slice] : transfers) {
+    check_peer(plan, peer);
+    names.use(slice);
+    if (seen[size_t(peer)])
+      fail("peer: expected one transfer each way, got two: ", peer);
+    seen[size_t(peer)] = true;
+  }
+}
+
+// Every round: posted once, then completed once.
+class RoundOrder {
+ public:
+  explicit RoundOrder(size_t rounds) : state_(rounds, 0) {}
+
+  void advance(int32_t round, int from) {
+    if (round < 0 || size_t(round) >= state_.size()) {
+      fail("round: expected 0 ... ", int64_t(state_.size()) - 1, ", got ", round);
+    }
+    if (state_[size_t(round)] != from) out_of_order(size_t(round));
+    ++state_[size_t(round)];
+  }
+
+  void require_all_completed() const {
+    for (size_t round = 0; round < state_.size(); ++round) {
+      if (state_[round] != 2) out_of_order(round);
+    }
+  }
+
+ private:
+  [[noreturn]] static void out_of_order(size_t round) {
+    fail("round ", round, ": expected one post and then one complete");
+  }
+
+  std::vector<int> state_;
+};
+
+void check_header(const HeaderTemplate& header, const Slice& message,
+                  const Slice& touched) {
+  if (uint64_t(message.nbytes) < header.message_nbytes()) {
+    fail("message: expected a slice of at least ", header.message_nbytes(),
+         " bytes, got ", message.nbytes);
+  }
+  if (touched.nbytes < header.parameter_count()) {
+    fail("touched: expected at least ", header.parameter_count(), " bytes, got ",
+         touched.nbytes);
+  }
+}
+
+// Turns the specification's steps into runnable ones, checking each.
+class StepCompiler {
+ public:
+  StepCompiler(const Plan& plan, PlanNames& names)
+      : plan_(plan), names_(names), order_(plan.rounds.size()) {}
+
+  Step operator()(KernelSpec&& kernel) { return make_kernel_call(kernel, names_); }
+
+  Step operator()(WriteHeader&& write) {
+    use_header(write.header, write.message, write.touched);
+    return std::move(write);
+  }
+
+  Step operator()(ReadHeader&& read) {
+    use_header(read.header, read.message, read.touched);
+    check_peer(plan_, read.sender);
+    return std::move(read);
+  }
+
+  Step operator()(Post&& post) {
+    order_.advance(post.round, 0);
+    return post;
+  }
+
+  Step operator()(Complete&& complete) {
+    order_.advance(complete.round, 1);
+    return complete;
+  }
+
+  void require_all_completed() const { order_.require_all_completed(); }
+
+ private:
+  void use_header(const HeaderTemplate& header, const Slice& message,
+                  const Slice& touched) {
+    check_header(header, names_.use(message), names_.use(touched));
+    if (plan_.step_register < 0) fail("headers: expected a register called step");
+  }
+
+  const Plan& plan_;
+  PlanNames& names_;
+  RoundOrder order_;
+};
+
+Slice preamble_buffer(const Plan& plan, std::string_view name, PlanNames& names) {
+  const Slice slice{find(plan.buffers, name), 0,
+                    plan.preamble_offset(int32_t(plan.rounds.size()), 0)};
+  if (slice.buffer < 0) fail("exchanges: expected a buffer called ", name);
+  return names.use(slice);
+}
+
+void compile_rounds(Plan& plan, PlanNames& names) {
+  if (plan.rounds.empty()) return;
+  for (const auto& round : plan.rounds) {
+    check_transfers(plan, round.sends, names);
+    check_transfers(plan, round.receives, names);
+  }
+  if (plan.step_register < 0) fail("exchanges: expected a register called step");
+  plan.preambles_out = preamble_buffer(plan, "preambles_out", names);
+  plan.preambles_in = preamble_buffer(plan, "preambles_in", names);
+  plan.preambles_expected = preamble_buffer(plan, "preambles_expected", names);
+}
+
+}  // namespace
+
+Plan compile(PlanSpec spec) {
+  Plan plan;
+  plan.buffers = std::move(spec.buffers);
+  plan.registers = std::move(spec.registers);
+  plan.rank = spec.rank;
+  plan.world_size = spec.world_size;
+  plan.preamble = spec.preamble;
+  plan.rounds = std::move(spec.rounds);
+  check_group(plan);
+  plan.step_register = find(plan.registers, "step");
+  PlanNames names(plan.buffers, plan.registers);
+  compile_rounds(plan, names);
+  StepCompiler compiler(plan, names);
+  for (auto& step : spec.steps) {
+    try {
+      plan.steps.push_back(
+          std::visit([&](auto& kind) { return compiler(std::move(kind)); }, step));
+    } catch (const std::invalid_argument& error) {
+      fail("step ", plan.steps.size(), ": ", error.what());
+    }
+  }
+  compiler.require_all_completed();
+  plan.required_nbytes = names.required_nbytes();
+  return plan;
+}
+
+}  // namespace commkern

@@ -1,0 +1,5 @@
+import sys
+
+from commkern.cli import main
+
+sys.exit(main())
