@@ -147,16 +147,18 @@ COMMKERN_INLINE void quantize_scalar(const Source& source, const Sink& sink,
   }
 }
 
-// The same for whole vectors of an ordinary block, up to the element it returns. No
-// code needs the clamp: |a * r| <= L (1 + 2^-22), as three roundings went into it.
+// The same for whole vectors of an ordinary block, up to the element it returns, which
+// begins a group. No code needs the clamp: |a * r| <= L (1 + 2^-22), as three roundings
+// went into it.
 template <int kBits, bool kStochastic, class Source, class Sink>
 COMMKERN_INLINE int64_t quantize_vectors(const Source& source, const Sink& sink,
                                          const BlockScale<float>& s, int64_t n,
                                          const BlockOut& out, Draws& draws) {
   const Floats scale = broadcast(s.scale);
   const Floats reciprocal = broadcast(s.reciprocal);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
+  constexpr int kWhole = kLanes > kPackGroup ? kLanes : kPackGroup;
+  const int64_t end = n / kWhole * kWhole;
+  for (int64_t i = 0; i < end; i += kLanes) {
     const Floats a = source.lanes(i);
     Ints codes;
     if constexpr (kStochastic) {
@@ -169,7 +171,7 @@ COMMKERN_INLINE int64_t quantize_vectors(const Source& source, const Sink& sink,
     sink.put(i, a - to_floats(codes) * scale);
     store_codes<kBits>(out.codes + i * kBits / 8, codes);
   }
-  return i;
+  return end;
 }
 
 // All codes are 0, and so the error is the value itself.
