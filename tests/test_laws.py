@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import commkern as ck
+from commkern import backend
 from commkern.arrays import as_bytes
 from commkern.compressors.base import Operands
 from commkern.dtypes import dtype_name
@@ -194,7 +195,7 @@ def test_a_buckets_bodies_equal_the_single_tensors(coder, dtype) -> None:
     on = Operands(span_table(rows), name, seed=9, step=2)
     bucket = torch.cat(list(tensors.values()))
     for call in coder.compress_calls(on, bucket, coded):
-        ck.backend.kernel(call.name)(**call.fields)
+        backend.kernel(call.name)(**call.fields)
     for row, (key, tensor) in zip(rows, tensors.items(), strict=True):
         payload = coder.compress(tensor, seed=9, step=2, name=key)
         if payload.descriptor.compressor != str(coder):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from commkern import kernels, reference
 from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
     Cast,
@@ -37,7 +38,7 @@ from commkern.errors import (
 )
 from commkern.feedback import ErrorFeedback
 from commkern.hooks import compression_hook, register
-from commkern.payload import Payload
+from commkern.payload import Payload, decode
 from commkern.state import CompressionState, small_or_vector
 from commkern.work import Work
 
@@ -68,6 +69,9 @@ __all__ = [
     "compression_hook",
     "compressor",
     "compressors",
+    "decode",
+    "kernels",
+    "reference",
     "register",
     "small_or_vector",
 ]

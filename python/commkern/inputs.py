@@ -35,7 +35,7 @@ def real_view(tensor: Any) -> torch.Tensor:
             "the compiled CUDA module does not hold the kernels of this call "
             "(`commkern doctor` shows what is built)"
         )
-    real = tensor.detach()
+    real = tensor.detach().resolve_neg()
     if real.is_complex():
         real = torch.view_as_real(real.resolve_conj())
     dtype_name(real.dtype)

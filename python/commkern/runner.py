@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
-from commkern import reference_runner
+from commkern import backend, reference_runner
 from commkern.arrays import Bytes
 from commkern.failure import Failure
 from commkern.plan import REGISTERS, Plan, lower
@@ -32,7 +30,7 @@ def run(
     is aborted, so that peers need not wait.
     """
     try:
-        if os.environ.get("COMMKERN_BACKEND") == "reference":
+        if backend.name() == "reference":
             return reference_runner.run(plan, buffers, registers, transport)
         values = [registers[name] for name in REGISTERS]
         times: dict[str, int] = compiled(plan).run(list(buffers), values, transport)
@@ -52,8 +50,7 @@ def compiled(plan: Plan) -> Any:
     """The plan's compiled form (``_core.Plan``), made once."""
     found = _COMPILED.get(plan)
     if found is None:
-        core = import_module("commkern._core")
-        found = _COMPILED[plan] = core.Plan(**lower(plan))
+        found = _COMPILED[plan] = backend.core().Plan(**lower(plan))
     return found
 
 

@@ -41,8 +41,10 @@ def show_setup(
 
 
 def show_table(console: Any, results: list[Result], world_size: int) -> None:
-    table = load("rich.table", "rich").Table()
-    table.add_column("compressor", overflow="fold")
+    simple = load("rich.box", "rich").SIMPLE_HEAD
+    table = load("rich.table", "rich").Table(box=simple, padding=(0, 1), pad_edge=False)
+    longest = max(len(result.compressor) for result in results)
+    table.add_column("compressor", overflow="fold", min_width=min(longest, 30))
     for heading in ("train\nloss", "held-out\nloss", "sent per step\nand rank"):
         table.add_column(heading, justify="right")
     for heading in ("factor", "step time\n(median)", "replicas\nequal"):
