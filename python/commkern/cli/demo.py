@@ -79,8 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(arguments: argparse.Namespace) -> list[Any]:
     from commkern.cli.demo_train import Settings
+    from commkern.feedback import feedback as read_feedback
 
     feedback = None if arguments.feedback == "none" else arguments.feedback
+    try:
+        read_feedback(feedback)
+    except (ValueError, TypeError) as error:
+        raise CliError(f"--feedback: {error}") from None
     return [
         Settings(
             compressor=name,

@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from commkern.cli.demo_train import Result, Settings
 
 _SMOOTHED_STEPS = 20
+_HEADINGS = (
+    "train\nloss",
+    "held-out\nloss",
+    "MB sent\n/step",
+    "factor",
+    "ms\n/step",
+    "replicas\nequal",
+)
 
 
 @dataclass(frozen=True)
@@ -41,17 +49,18 @@ def show_setup(
 
 
 def show_table(console: Any, results: list[Result], world_size: int) -> None:
-    table = load("rich.table", "rich").Table()
-    table.add_column("compressor", overflow="fold")
-    for heading in ("train\nloss", "held-out\nloss", "sent per step\nand rank"):
-        table.add_column(heading, justify="right")
-    for heading in ("factor", "step time\n(median)", "replicas\nequal"):
-        table.add_column(heading, justify="right")
+    simple = load("rich.box", "rich").SIMPLE_HEAD
+    table = load("rich.table", "rich").Table(box=simple, padding=(0, 1, 0, 0))
+    longest = max(len(result.compressor) for result in results)
+    table.add_column("compressor", overflow="fold", min_width=min(longest, 24))
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         table.add_row(*_cells(result))
     console.print(table)
     console.print(
         "Losses are nats per character; train: mean of the last tenth of the steps.\n"
+        "MB are sent by each rank; factor: plain over sent; ms: median on rank 0.\n"
         f"~ DDP's own all-reduce is not counted: 2(n-1)/n x gradient bytes, n = "
         f"{world_size}.\n"
         "Between processes of one machine bytes cost almost nothing: step time shows "
@@ -67,9 +76,9 @@ def _cells(result: Result) -> list[str]:
         result.compressor,
         f"{result.train_loss:.4f}",
         f"{result.held_out_loss:.4f}",
-        ("~" if _computed(result) else "") + f"{result.bytes_per_step / 1e6:.3f} MB",
+        ("~" if _computed(result) else "") + f"{result.bytes_per_step / 1e6:.3f}",
         "-" if factor is None else f"{factor:.2f}x",
-        f"{result.step_ms:.1f} ms",
+        f"{result.step_ms:.1f}",
         "yes" if result.replicas_equal else "NO",
     ]
 

@@ -1,2 +1,161 @@
-def add_parser(c):
-    pass
+"""``commkern report``: tables of pytest-benchmark files, one file or two compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commkern.cli.console import CliError, load
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One benchmark: seconds, and what its ``extra_info`` says.
+
+    ``spread`` is the distance between the quartiles over the median. ``ratios`` are
+    ours over another's time in the same run (``roof``, or a peer's name): below 1 means
+    faster. ``nbytes`` are the bytes that one round moves.
+    """
+
+    name: str
+    group: str
+    median: float
+    spread: float
+    rounds: int
+    nbytes: int | None
+    ratios: dict[str, float]
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="print benchmark results, or compare two files",
+        description=(
+            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a table "
+            "with ratios to the roof and to peers. Two files: old and new compared, with "
+            "the noise."
+        ),
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="one or two JSON files"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table of one file, or the comparison of two."""
+    if len(arguments.files) > 2:
+        raise CliError(f"expected one or two files, got {len(arguments.files)}")
+    read = [read_entries(Path(name)) for name in arguments.files]
+    if len(read) == 1:
+        show(read[0])
+    else:
+        compare(*read)
+    return 0
+
+
+def read_entries(path: Path) -> list[Entry]:
+    """The benchmarks of a file, in its order; CliError if it is not such a file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return [_entry(item) for item in document["benchmarks"]]
+    except OSError as error:
+        raise CliError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CliError(f"{path} is not pytest-benchmark JSON: {error!r}") from None
+
+
+def _entry(item: dict[str, Any]) -> Entry:
+    stats, extra = item["stats"], item.get("extra_info") or {}
+    median = float(stats["median"])
+    return Entry(
+        name=item["name"],
+        group=item.get("group") or "",
+        median=median,
+        spread=float(stats["iqr"]) / median if median else 0.0,
+        rounds=int(stats["rounds"]),
+        nbytes=extra.get("nbytes"),
+        ratios={str(k): float(v) for k, v in (extra.get("ratios") or {}).items()},
+    )
+
+
+def show(entries: list[Entry]) -> None:
+    """Print one table a group."""
+    rich = load("rich.table", "rich")
+    console = load("rich.console", "rich").Console()
+    for group in dict.fromkeys(entry.group for entry in entries):
+        members = [entry for entry in entries if entry.group == group]
+        peers = list(dict.fromkeys(peer for e in members for peer in e.ratios))
+        table = rich.Table(title=group or None, title_justify="left")
+        table.add_column("benchmark", overflow="fold")
+        for heading in ("median", "spread", "GB/s", *(f"/ {peer}" for peer in peers)):
+            table.add_column(heading, justify="right")
+        for entry in members:
+            ratios = [_ratio(entry.ratios.get(peer)) for peer in peers]
+            rate = f"{entry.nbytes / entry.median / 1e9:.2f}" if entry.nbytes else "-"
+            spread = f"{100 * entry.spread:.0f} %"
+            table.add_row(entry.name, _time(entry.median), spread, rate, *ratios)
+        console.print(table)
+    console.print(
+        "spread: quartile distance over the median. '/ x': our time over that of x in "
+        "the same run, below 1 is faster.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def compare(old: list[Entry], new: list[Entry]) -> None:
+    """Print new over old for every benchmark that both files have."""
+    rich = load("rich.table", "rich")
+    console = load("rich.console", "rich").Console()
+    before = {(entry.group, entry.name): entry for entry in old}
+    table = rich.Table()
+    table.add_column("benchmark", overflow="fold")
+    for heading in ("old", "new", "new / old", "noise", "verdict"):
+        table.add_column(heading, justify="right")
+    shared = [e for e in new if (e.group, e.name) in before]
+    if not shared:
+        raise CliError("the two files have no benchmark in common", 1)
+    for entry in shared:
+        reference = before[entry.group, entry.name]
+        ratio = entry.median / reference.median if reference.median else float("nan")
+        noise = entry.spread + reference.spread
+        table.add_row(
+            entry.name,
+            _time(reference.median),
+            _time(entry.median),
+            f"{ratio:.3f}",
+            f"± {100 * noise:.0f} %",
+            verdict(ratio, noise),
+        )
+    console.print(table)
+    console.print(
+        f"noise: the sum of both spreads; {len(shared)} in common, "
+        f"{len(old) - len(shared)} only in the old file, {len(new) - len(shared)} only "
+        "in the new one. Two runs on one machine can differ by more than their spreads.",
+        style="dim",
+        highlight=False,
+    )
+
+
+def verdict(ratio: float, noise: float) -> str:
+    """``same`` where the change is within the noise."""
+    if not abs(ratio - 1) > noise:
+        return "same"
+    return "slower" if ratio > 1 else "faster"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _time(seconds: float) -> str:
+    for unit, size in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
