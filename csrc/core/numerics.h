@@ -110,12 +110,13 @@ COMMKERN_HD BFloat16 float_to_bfloat16(float x) {
 }
 
 // Round to odd, so that a second rounding to 16 bits gives what one would have given.
+// The error of an Inf is NaN: it stays as it is.
 COMMKERN_HD float narrow_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   const double error = x - static_cast<double>(nearest);
   const uint32_t bits = bits_as<uint32_t>(nearest);
   const bool away = (error > 0) == (x > 0);
-  const bool adjust = error != 0 && (bits & 1u) == 0 && x == x;
+  const bool adjust = error != 0 && error == error && (bits & 1u) == 0;
   return bits_as<float>(adjust ? (away ? bits + 1 : bits - 1) : bits);
 }
 

@@ -1,5 +1,6 @@
 #include "kernels/cast.h"
 
+#include "cpu/simd.h"
 #include "cpu/tables.h"
 #include "cpu/units.h"
 
@@ -15,22 +16,44 @@ COMMKERN_INLINE void with_dtypes(DType dtype, DType wire_dtype, Fn fn) {
 }
 
 template <class T, class W>
+constexpr bool kBothHaveVectors = kHasVectors<T> && kHasVectors<W>;
+
+template <class T, class W>
 void cast_run(const uint8_t* input, uint8_t* payload, int64_t n) {
   using C = ComputeOf<T>;
   if constexpr (is_same<T, W>) {
     std::memcpy(payload, input, n * sizeof(T));
     return;
   }
-  for (int64_t i = 0; i < n; ++i) {
+  int64_t i = 0;
+  if constexpr (kBothHaveVectors<T, W>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      store_floats<W>(payload, i, load_floats<T>(input, i));
+    }
+  }
+  for (; i < n; ++i) {
     store(payload, i, convert<W>(convert<C>(load<T>(input, i))));
   }
 }
 
 template <class T, class W>
 void cast_feedback_run(const uint8_t* input, uint8_t* payload, ResidualSpan residual,
-                       int64_t n) {
+                       int64_t n, bool streams) {
   using C = ComputeOf<T>;
-  for (int64_t i = 0; i < n; ++i) {
+  int64_t i = 0;
+  if constexpr (kBothHaveVectors<T, W>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      const Floats old_values = load_floats<float>(residual.old_values, i);
+      const Floats a = load_floats<T>(input, i) + old_values;
+      const Elements<W> w = narrow<W>(a);
+      const Floats decoded = widen<W>(w);
+      store_elements<W>(payload, i, w);
+      put_elements<float>(residual.new_values, i,
+                          choose(finite_mask(decoded), a - decoded, old_values),
+                          streams);
+    }
+  }
+  for (; i < n; ++i) {
     const float old_value = load<float>(residual.old_values, i);
     const C a = load_compute<T>(input, i) + static_cast<C>(old_value);
     const W w = convert<W>(a);
@@ -42,11 +65,23 @@ void cast_feedback_run(const uint8_t* input, uint8_t* payload, ResidualSpan resi
 }
 
 template <class T, class W, bool kAdd>
-bool uncast_run(const uint8_t* payload, uint8_t* output, ComputeOf<T> factor,
-                int64_t n) {
+bool uncast_run(const uint8_t* payload, uint8_t* output, ComputeOf<T> factor, int64_t n,
+                bool streams) {
   using C = ComputeOf<T>;
   BitsOf<T> most = 0;
-  for (int64_t i = 0; i < n; ++i) {
+  int64_t i = 0;
+  if constexpr (kBothHaveVectors<T, W>) {
+    Ints lanes{};
+    for (; i + kLanes <= n; i += kLanes) {
+      Floats value = load_floats<W>(payload, i) * factor;
+      if constexpr (kAdd) value = load_floats<T>(output, i) + value;
+      const Elements<T> y = narrow<T>(value);
+      lanes = larger(lanes, magnitude_of(widen<T>(y)));
+      put_elements<T>(output, i, y, streams);
+    }
+    most = largest_lane(lanes);
+  }
+  for (; i < n; ++i) {
     C value = convert<C>(load<W>(payload, i)) * factor;
     if constexpr (kAdd) value = load_compute<T>(output, i) + value;
     const T y = convert<T>(value);
@@ -59,14 +94,25 @@ bool uncast_run(const uint8_t* payload, uint8_t* output, ComputeOf<T> factor,
 
 template <class T, class W, bool kAdd>
 void uncast_typed(const UncastArgs& args) {
-  const auto factor = static_cast<ComputeOf<T>>(args.scale);
+  const bool streams = !kAdd && streams_past_cache<T>(args.spans);
   const auto body = [&](int64_t row, const Span& span, int64_t begin, int64_t end) {
+    const auto factor = static_cast<ComputeOf<T>>(args.scale);
     const uint8_t* payload = args.payload.data + span.body + begin * sizeof(W);
     uint8_t* output = args.output.data + (span.offset + begin) * sizeof(T);
-    const bool finite = uncast_run<T, W, kAdd>(payload, output, factor, end - begin);
+    const bool finite = uncast_run<T, W, kAdd>(payload, output, factor, end - begin,
+                                               streams && can_stream(output));
     if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
   };
   for_elements(args.spans, body);
+}
+
+template <class W>
+COMMKERN_INLINE Floats sum_lanes(const Parts& parts, int64_t at, int64_t i) {
+  Floats acc = load_floats<W>(parts.rows[0].data + at, i);
+  for (int64_t rank = 1; rank < parts.count; ++rank) {
+    acc += load_floats<W>(parts.rows[rank].data + at, i);
+  }
+  return acc;
 }
 
 template <class C, class W>
@@ -83,12 +129,26 @@ void recast_sum_run(const RecastSumArgs& args, int64_t at, uint8_t* residual,
                     int64_t n) {
   uint8_t* payload = args.payload.data + at;
   const C factor = static_cast<C>(args.wire_scale);
-  for (int64_t i = 0; i < n; ++i) {
+  const C unscale = C(1) / factor;  // exact, as is every product with it
+  int64_t i = 0;
+  if constexpr (kBothHaveVectors<C, W>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      const Floats scaled = sum_lanes<W>(args.parts, at, i) * factor;
+      const Elements<W> w = narrow<W>(scaled);
+      store_elements<W>(payload, i, w);
+      if (residual == nullptr) continue;
+      const Floats decoded = widen<W>(w);
+      const Floats before = load_floats<float>(residual, i);
+      const Floats after = before + (scaled - decoded) * unscale;
+      store_floats<float>(residual, i, choose(finite_mask(decoded), after, before));
+    }
+  }
+  for (; i < n; ++i) {
     const C scaled = sum_at<C, W>(args.parts, at, i) * factor;
     const W w = convert<W>(scaled);
     store(payload, i, w);
     if (residual == nullptr || !is_finite(convert<ComputeOf<W>>(w))) continue;
-    const C error = (scaled - convert<C>(w)) / factor;
+    const C error = (scaled - convert<C>(w)) * unscale;
     store(residual, i, load<float>(residual, i) + static_cast<float>(error));
   }
 }
@@ -96,13 +156,16 @@ void recast_sum_run(const RecastSumArgs& args, int64_t at, uint8_t* residual,
 }  // namespace
 
 void cast(const CastArgs& args, void*) {
+  const bool streams = streams_residual(args.residual, args.spans);
   with_dtypes(args.dtype, args.wire_dtype, [&]<class T, class W>(Tag<T>, Tag<W>) {
     const auto body = [&](int64_t, const Span& span, int64_t begin, int64_t end) {
       const uint8_t* input = args.input.data + (span.offset + begin) * sizeof(T);
       uint8_t* payload = args.payload.data + span.body + begin * sizeof(W);
-      const ResidualSpan residual = residual_of(args.residual, span);
-      if (!residual) return cast_run<T, W>(input, payload, end - begin);
-      cast_feedback_run<T, W>(input, payload, residual.from(begin), end - begin);
+      const ResidualSpan all = residual_of(args.residual, span);
+      if (!all) return cast_run<T, W>(input, payload, end - begin);
+      const ResidualSpan residual = all.from(begin);
+      cast_feedback_run<T, W>(input, payload, residual, end - begin,
+                              streams && can_stream(residual.new_values));
     };
     for_elements(args.spans, body);
   });

@@ -10,12 +10,14 @@ namespace {
 
 constexpr int32_t levels_of(int bits) { return (1 << (bits - 1)) - 1; }
 
-// ---- what is quantised: element i of a block, in the compute type ----
+// ---- what is quantised: a block's element i, or lanes from i, in the compute type
+// ----
 
 template <class T>
 struct PlainSource {
   const uint8_t* input;
   COMMKERN_MEMBER ComputeOf<T> at(int64_t i) const { return load_compute<T>(input, i); }
+  COMMKERN_MEMBER Floats lanes(int64_t i) const { return load_floats<T>(input, i); }
 };
 
 template <class T>
@@ -26,27 +28,40 @@ struct FeedbackSource {
     return load_compute<T>(input, i) +
            static_cast<ComputeOf<T>>(load<float>(residual, i));
   }
+  COMMKERN_MEMBER Floats lanes(int64_t i) const {
+    return load_floats<T>(input, i) + load_floats<float>(residual, i);
+  }
 };
 
 template <class C>
 struct BufferSource {
   const C* values;
   COMMKERN_MEMBER C at(int64_t i) const { return values[i]; }
+  COMMKERN_MEMBER Floats lanes(int64_t i) const {
+    return load_floats<float>(values, i);
+  }
 };
 
 // ---- where the error goes ----
 
 struct NoSink {
-  template <class C>
-  COMMKERN_MEMBER void put(int64_t, C) const {}
+  static constexpr bool kIgnores = true;
+  template <class E>
+  COMMKERN_MEMBER void put(int64_t, E) const {}
   COMMKERN_MEMBER void keep(int64_t) const {}
 };
 
 struct WriteSink {
+  static constexpr bool kIgnores = false;
   ResidualSpan residual;
+  bool streams;  // past the cache; the address allows it
+
   template <class C>
   COMMKERN_MEMBER void put(int64_t i, C error) const {
     store(residual.new_values, i, static_cast<float>(error));
+  }
+  COMMKERN_MEMBER void put(int64_t i, Floats error) const {
+    put_elements<float>(residual.new_values, i, error, streams);
   }
   // The block is not finite: the new residual is the old one.
   COMMKERN_MEMBER void keep(int64_t n) const {
@@ -55,10 +70,15 @@ struct WriteSink {
 };
 
 struct AddSink {
+  static constexpr bool kIgnores = false;
   uint8_t* residual;
+
   template <class C>
   COMMKERN_MEMBER void put(int64_t i, C error) const {
     store(residual, i, load<float>(residual, i) + static_cast<float>(error));
+  }
+  COMMKERN_MEMBER void put(int64_t i, Floats error) const {
+    store_floats<float>(residual, i, load_floats<float>(residual, i) + error);
   }
   COMMKERN_MEMBER void keep(int64_t) const {}
 };
@@ -68,7 +88,15 @@ struct AddSink {
 template <class C, class Source>
 COMMKERN_INLINE C block_absmax(const Source& source, int64_t n) {
   BitsOf<C> most = 0;
-  for (int64_t i = 0; i < n; ++i) {
+  int64_t i = 0;
+  if constexpr (kHasVectors<C>) {
+    Ints lanes{};
+    for (; i + kLanes <= n; i += kLanes) {
+      lanes = larger(lanes, magnitude_of(source.lanes(i)));
+    }
+    most = largest_lane(lanes);
+  }
+  for (; i < n; ++i) {
     const BitsOf<C> bits = magnitude_bits(source.at(i));
     most = bits > most ? bits : most;
   }
@@ -119,6 +147,42 @@ COMMKERN_INLINE void quantize_scalar(const Source& source, const Sink& sink,
   }
 }
 
+// The same for whole vectors of an ordinary block, up to the element it returns, which
+// begins a group. No code needs the clamp: |a * r| <= L (1 + 2^-22), as three roundings
+// went into it.
+template <int kBits, bool kStochastic, class Source, class Sink>
+COMMKERN_INLINE int64_t quantize_vectors(const Source& source, const Sink& sink,
+                                         const BlockScale<float>& s, int64_t n,
+                                         const BlockOut& out, Draws& draws) {
+  const Floats scale = broadcast(s.scale);
+  const Floats reciprocal = broadcast(s.reciprocal);
+  constexpr int kWhole = kLanes > kPackGroup ? kLanes : kPackGroup;
+  const int64_t end = n / kWhole * kWhole;
+  for (int64_t i = 0; i < end; i += kLanes) {
+    const Floats a = source.lanes(i);
+    Ints codes;
+    if constexpr (kStochastic) {
+      const uint8_t* bytes = draws.bytes_of(out.first_draw + i / 16) + i % 16;
+      const Floats byte = to_floats(widen_bytes(bytes));
+      codes = round_down(a * reciprocal + (byte + 0.5f) * 0x1p-8f);
+    } else {
+      codes = round_nearest(a * reciprocal);
+    }
+    sink.put(i, a - to_floats(codes) * scale);
+    store_codes<kBits>(out.codes + i * kBits / 8, codes);
+  }
+  return end;
+}
+
+// All codes are 0, and so the error is the value itself.
+template <class C, int kBits, class Source, class Sink>
+COMMKERN_INLINE void quantize_zeros(const Source& source, const Sink& sink, int64_t n,
+                                    const BlockOut& out) {
+  std::memset(out.codes, 0, packed_nbytes(n, kBits));
+  if constexpr (Sink::kIgnores) return;
+  for (int64_t i = 0; i < n; ++i) sink.put(i, source.at(i));
+}
+
 template <class C, int kBits, bool kStochastic, class Source, class Sink>
 COMMKERN_INLINE void quantize_block(const Source& source, const Sink& sink, int64_t n,
                                     const BlockOut& out, Draws& draws) {
@@ -131,7 +195,14 @@ COMMKERN_INLINE void quantize_block(const Source& source, const Sink& sink, int6
   }
   const BlockScale<C> s = block_scale(absmax, levels_of(kBits));
   store(out.scale, 0, s.scale);
-  quantize_scalar<C, kBits, kStochastic>(source, sink, s, 0, n, out, draws);
+  if (s.scale == 0) return quantize_zeros<C, kBits>(source, sink, n, out);
+  int64_t begin = 0;
+  if constexpr (kHasVectors<C>) {
+    if (s.lift == 1) {
+      begin = quantize_vectors<kBits, kStochastic>(source, sink, s, n, out, draws);
+    }
+  }
+  quantize_scalar<C, kBits, kStochastic>(source, sink, s, begin, n, out, draws);
 }
 
 // ---- the blocks of a span ----
@@ -186,7 +257,8 @@ COMMKERN_INLINE void with_rounding(Rounding rounding, Fn fn) {
 }
 
 template <class T, int kBits, bool kStochastic>
-void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange blocks) {
+void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange blocks,
+                   bool streams) {
   using C = ComputeOf<T>;
   const BodyLayout layout(args, span);
   const uint8_t* input = args.input.data + span.offset * sizeof(T);
@@ -201,8 +273,10 @@ void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange blocks
     const uint8_t* x = input + begin * sizeof(T);
     if (residual) {
       const ResidualSpan here = residual.from(begin);
+      const bool streams_here = streams && can_stream(here.new_values);
       quantize_block<C, kBits, kStochastic>(FeedbackSource<T>{x, here.old_values},
-                                            WriteSink{here}, n, out, draws);
+                                            WriteSink{here, streams_here}, n, out,
+                                            draws);
     } else {
       quantize_block<C, kBits, kStochastic>(PlainSource<T>{x}, NoSink{}, n, out, draws);
     }
@@ -218,11 +292,25 @@ COMMKERN_INLINE C decode(const uint8_t* codes, int64_t i, C scale) {
   return static_cast<C>(signed_code(code, kBits)) * scale;
 }
 
+template <int kBits>
+COMMKERN_INLINE Floats decode_lanes(const uint8_t* codes, int64_t i, float scale) {
+  return to_floats(load_codes<kBits>(codes + i * kBits / 8)) * broadcast(scale);
+}
+
 template <class T, int kBits, bool kAdd>
 COMMKERN_INLINE void dequantize_block(const uint8_t* codes, ComputeOf<T> scale,
-                                      ComputeOf<T> factor, uint8_t* output, int64_t n) {
+                                      ComputeOf<T> factor, uint8_t* output, int64_t n,
+                                      bool streams) {
   using C = ComputeOf<T>;
-  for (int64_t i = 0; i < n; ++i) {
+  int64_t i = 0;
+  if constexpr (kHasVectors<T>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      Floats y = decode_lanes<kBits>(codes, i, scale) * factor;
+      if constexpr (kAdd) y = load_floats<T>(output, i) + y;
+      put_elements<T>(output, i, narrow<T>(y), streams);
+    }
+  }
+  for (; i < n; ++i) {
     C y = decode<C, kBits>(codes, i, scale) * factor;
     if constexpr (kAdd) y = load_compute<T>(output, i) + y;
     store(output, i, convert<T>(y));
@@ -231,7 +319,7 @@ COMMKERN_INLINE void dequantize_block(const uint8_t* codes, ComputeOf<T> scale,
 
 template <class T, int kBits, bool kAdd>
 void dequantize_span(const DequantizeArgs& args, const Span& span, int64_t row,
-                     BlockRange blocks) {
+                     BlockRange blocks, bool streams) {
   using C = ComputeOf<T>;
   const BodyLayout layout(args, span);
   const uint8_t* body = args.payload.data + span.body;
@@ -243,8 +331,9 @@ void dequantize_span(const DequantizeArgs& args, const Span& span, int64_t row,
     const int64_t n = smaller(layout.block_size, span.length - begin);
     const C scale = load<C>(body + layout.scale_at(block), 0);
     finite = finite && is_finite(scale);
-    dequantize_block<T, kBits, kAdd>(body + layout.codes_at(block), scale, factor,
-                                     output + begin * sizeof(T), n);
+    uint8_t* y = output + begin * sizeof(T);
+    dequantize_block<T, kBits, kAdd>(body + layout.codes_at(block), scale, factor, y, n,
+                                     streams && can_stream(y));
   }
   if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
 }
@@ -252,10 +341,12 @@ void dequantize_span(const DequantizeArgs& args, const Span& span, int64_t row,
 template <bool kAdd>
 void dequantize_any(const DequantizeArgs& args) {
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
+    const bool streams = !kAdd && streams_past_cache<T>(args.spans);
     with_bits(args.bits, [&](auto bits) {
       for_units(args.spans, args.block_size,
                 [&](int64_t row, const Span& span, int64_t first, int64_t last) {
-                  dequantize_span<T, bits.value, kAdd>(args, span, row, {first, last});
+                  dequantize_span<T, bits.value, kAdd>(args, span, row, {first, last},
+                                                       streams);
                 });
     });
   });
@@ -270,7 +361,15 @@ COMMKERN_INLINE void sum_block(const Parts& parts, int64_t scale_at, int64_t cod
     const uint8_t* part = parts.rows[rank].data;
     const C scale = load<C>(part + scale_at, 0);
     const uint8_t* codes = part + codes_at;
-    for (int64_t i = 0; i < n; ++i) {
+    int64_t i = 0;
+    if constexpr (kHasVectors<C>) {
+      for (; i + kLanes <= n; i += kLanes) {
+        const Floats value = decode_lanes<kBits>(codes, i, scale);
+        const Floats sum = rank == 0 ? value : load_floats<float>(acc, i) + value;
+        store_floats<float>(acc, i, sum);
+      }
+    }
+    for (; i < n; ++i) {
       const C value = decode<C, kBits>(codes, i, scale);
       acc[i] = rank == 0 ? value : acc[i] + value;
     }
@@ -310,13 +409,14 @@ void requantize_span(const RequantizeSumArgs& args, const Span& span,
 // ---- entries ----
 
 void quantize(const QuantizeArgs& args, void*) {
+  const bool streams = streams_residual(args.residual, args.spans);
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
     with_bits(args.bits, [&](auto bits) {
       with_rounding(args.rounding, [&](auto stochastic) {
         for_units(args.spans, args.block_size,
                   [&](int64_t, const Span& span, int64_t first, int64_t last) {
-                    quantize_span<T, bits.value, stochastic.value>(args, span,
-                                                                   {first, last});
+                    quantize_span<T, bits.value, stochastic.value>(
+                        args, span, {first, last}, streams);
                   });
       });
     });

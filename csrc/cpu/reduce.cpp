@@ -1,5 +1,6 @@
 #include "kernels/reduce.h"
 
+#include "cpu/simd.h"
 #include "cpu/tables.h"
 #include "cpu/units.h"
 
@@ -7,16 +8,34 @@ COMMKERN_BEGIN_ISA
 namespace {
 
 template <class T>
-void sum_run(const SumArgs& args, int64_t first, int64_t n) {
+void sum_run(const SumArgs& args, int64_t first, int64_t end, bool streams) {
   using C = ComputeOf<T>;
   const C factor = static_cast<C>(args.scale);
-  for (int64_t i = first; i < first + n; ++i) {
+  int64_t i = first;
+  if constexpr (kHasVectors<T>) {
+    for (; i + kLanes <= end; i += kLanes) {
+      Floats acc = load_floats<T>(args.parts.rows[0].data, i);
+      for (int64_t rank = 1; rank < args.parts.count; ++rank) {
+        acc += load_floats<T>(args.parts.rows[rank].data, i);
+      }
+      put_elements<T>(args.output.data, i, narrow<T>(acc * factor), streams);
+    }
+  }
+  for (; i < end; ++i) {
     C acc = load_compute<T>(args.parts.rows[0].data, i);
     for (int64_t rank = 1; rank < args.parts.count; ++rank) {
       acc += load_compute<T>(args.parts.rows[rank].data, i);
     }
     store(args.output.data, i, convert<T>(acc * factor));
   }
+}
+
+// The output's lines are in the cache where it is one of the parts.
+bool in_place(const SumArgs& args) {
+  for (int64_t rank = 0; rank < args.parts.count; ++rank) {
+    if (args.parts.rows[rank].data == args.output.data) return true;
+  }
+  return false;
 }
 
 // An element's bits, in its own width.
@@ -86,7 +105,7 @@ void raise_to(uint8_t* output, Bits candidate) {
 
 template <class T>
 void saturate_run(uint8_t* data, T limit, int64_t n) {
-  const Raw<T> most = bits_as<Raw<T>>(limit);
+  const Raw<T> most = bits_as<Raw<T>>(limit) & kMagnitudeMask<T>;
   const Raw<T> inf =
       bits_as<Raw<T>>(convert<T>(bits_as<float>(FloatBits<float>::kInf)));
   for (int64_t i = 0; i < n; ++i) {
@@ -103,8 +122,11 @@ void saturate_run(uint8_t* data, T limit, int64_t n) {
 
 void sum(const SumArgs& args, void*) {
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
+    const bool large = streams_past_cache<T>(args.spans) && !in_place(args);
     const auto body = [&](int64_t, const Span& span, int64_t begin, int64_t end) {
-      sum_run<T>(args, span.offset + begin, end - begin);
+      const int64_t first = span.offset + begin;
+      const bool streams = large && can_stream(args.output.data + first * sizeof(T));
+      sum_run<T>(args, first, span.offset + end, streams);
     };
     for_elements(args.spans, body);
   });
@@ -136,10 +158,10 @@ void nonzero_check(const FlagArgs& args, void*) {
 
 void saturate(const SaturateArgs& args, void*) {
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
-    const T limit = convert<T>(args.limit);
+    // Converted in the body: only there the caller's CPU flags are set aside.
     const auto body = [&](int64_t, const Span& span, int64_t begin, int64_t end) {
       uint8_t* data = args.data.data + (span.offset + begin) * sizeof(T);
-      saturate_run<T>(data, limit, end - begin);
+      saturate_run<T>(data, convert<T>(args.limit), end - begin);
     };
     for_elements(args.spans, body);
   });

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/thread_pool.h"
-#include "cpu/elements.h"
+#include "cpu/simd.h"
 
 COMMKERN_BEGIN_ISA
 
@@ -26,6 +26,7 @@ struct UnitLoop {
       if (first < last) loop.body(row, span, first, last);
       before += units;
     }
+    stream_fence();  // before another thread learns that this share is done
   }
 };
 

@@ -49,5 +49,7 @@ def _tensor_bytes(tensor: Any) -> Bytes:
             f"expected contiguous memory, got strides {tensor.stride()} "
             f"for shape {tuple(tensor.shape)}"
         )
-    raw: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    # A contiguous tensor of one element may have any stride, which view() refuses.
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+    raw: Bytes = flat.view(torch.uint8).numpy()
     return raw

@@ -79,9 +79,9 @@ def core() -> ModuleType:
     try:
         module = importlib.import_module("commkern._core")
     except ImportError as error:
-        raise BackendError(f"commkern._core cannot be imported: {error}. {_CURE}") from (
-            error
-        )
+        raise BackendError(
+            f"commkern._core cannot be imported: {error}. {_CURE}"
+        ) from error
     found = getattr(module, "kernel_table_version", None)
     if found != KERNEL_TABLE_VERSION:
         raise BackendError(

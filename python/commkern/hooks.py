@@ -11,7 +11,8 @@ from commkern.state import CompressionState
 
 
 def compression_hook(
-    state: CompressionState, bucket: dist.GradBucket  # type: ignore[name-defined]
+    state: CompressionState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over all ranks through the state's compressor.
 

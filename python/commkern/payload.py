@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -60,17 +60,13 @@ def decode(data: Any, out: torch.Tensor | None = None) -> torch.Tensor:
     message of one tensor, ValueError for an ``out`` of another shape or dtype.
     """
     raw = data.data if isinstance(data, Payload) else data
-    header, descriptor = _read(raw)
-    coder = _coder(header, descriptor)
-    if out is None:
-        out = torch.empty(descriptor.shape, dtype=_dtype(descriptor))
-    return _decompress(raw, header, coder, out)
+    return _decompress(raw, *_read(raw), out)
 
 
 def payload_nbytes(coder: Compressor, shape: tuple[int, ...], dtype: str) -> int:
     """Exact size of the payload of a tensor, without a CRC; the bound for a compressor
     whose size depends on data."""
-    return _header(coder, dtype, shape).message_nbytes
+    return _header(coder, dtype, shape)[1].message_nbytes
 
 
 def compress(
@@ -85,17 +81,15 @@ def compress(
 ) -> Payload:
     """See `Compressor.compress`."""
     real = real_view(tensor).contiguous()
-    header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
+    used, header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
     header = place(replace(header, step=_u64("step", step), crc=crc))
-    descriptor = cast(Descriptor, header.descriptor)
     data = _destination(out, header.message_nbytes)
     section = header.sections[0]
     spans = one_span(real.numel(), parameter_id=hash_text(name))
-    on = Operands(spans, descriptor.real_dtype, _u64("seed", seed), step & 0xFFFFFFFF)
+    on = Operands(spans, dtype_name(real.dtype), _u64("seed", seed), step & 0xFFFFFFFF)
     touched = torch.zeros(1, dtype=torch.uint8)
     flags = {"spans": spans, "input": real, "dtype": on.dtype, "flags": touched}
     body = data[section.offset : section.offset + section.nbytes]
-    used = compressor(descriptor.compressor)
     _run([KernelCall("nonzero_check", flags), *used.compress_calls(on, real, body)])
     packed = replace(header, touched=(bool(touched[0]),)).pack()
     data[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
@@ -108,21 +102,22 @@ def decompress(
     coder: Compressor, payload: Payload, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """See `Compressor.decompress`."""
-    _require_coder(coder, payload)
-    return decode(payload, out)
+    header, descriptor = _read_own(coder, payload)
+    return _decompress(payload.data, header, descriptor, out)
 
 
 def decompress_add(
     coder: Compressor, payload: Payload, output: torch.Tensor, scale: float = 1.0
 ) -> torch.Tensor:
     """See `Compressor.decompress_add`."""
-    _require_coder(coder, payload)
-    header, descriptor = _read(payload.data)
-    used = _coder(header, descriptor)
-    return _decompress(payload.data, header, used, output, scale=scale, add=True)
+    header, descriptor = _read_own(coder, payload)
+    return _decompress(payload.data, header, descriptor, output, scale=scale, add=True)
 
 
-def _header(coder: Compressor, dtype: str, shape: tuple[int, ...]) -> Header:
+def _header(
+    coder: Compressor, dtype: str, shape: tuple[int, ...]
+) -> tuple[Compressor, Header]:
+    """What codes the tensor (the identity where that is no larger), and the header."""
     tensor = Descriptor(dtype, shape, "")
     real_dtype, numel = tensor.real_dtype, tensor.real_numel
     used = effective(Member("", numel, 0, coder), real_dtype).compressor
@@ -130,7 +125,7 @@ def _header(coder: Compressor, dtype: str, shape: tuple[int, ...]) -> Header:
     text = str(used)
     section = Section(0, 1, hash_text(text), CODES[real_dtype], nbytes)
     descriptor = replace(tensor, compressor=text)
-    return place(Header((section,), (False,), descriptor=descriptor))
+    return used, place(Header((section,), (False,), descriptor=descriptor))
 
 
 def _u64(what: str, value: int) -> int:
@@ -186,33 +181,31 @@ def _coder(header: Header, descriptor: Descriptor) -> Compressor:
     return coder
 
 
-def _require_coder(coder: Compressor, payload: Payload) -> None:
+def _read_own(coder: Compressor, payload: Payload) -> tuple[Header, Descriptor]:
     if not isinstance(payload, Payload):
         raise TypeError(
             f"expected a Payload, got {type(payload).__name__} "
             "(commkern.payload.decode reads bytes)"
         )
-    made_by = payload.descriptor.compressor
-    if made_by not in (str(coder), str(Identity())):
-        raise ValueError(f"the payload was made by {made_by}, not by {coder}")
+    header, descriptor = _read(payload.data)
+    if descriptor.compressor not in (str(coder), str(Identity())):
+        raise ValueError(
+            f"the payload was made by {descriptor.compressor}, not by {coder}"
+        )
+    return header, descriptor
 
 
 def _decompress(
     data: Any,
     header: Header,
-    coder: Compressor,
-    out: torch.Tensor,
+    descriptor: Descriptor,
+    out: torch.Tensor | None,
     *,
     scale: float = 1.0,
     add: bool = False,
 ) -> torch.Tensor:
-    descriptor = cast(Descriptor, header.descriptor)
-    wanted = descriptor.shape, _dtype(descriptor)
-    if (tuple(out.shape), out.dtype) != wanted:
-        raise ValueError(
-            f"output must have shape {wanted[0]} and dtype {wanted[1]}, "
-            f"got {tuple(out.shape)} and {out.dtype}"
-        )
+    coder = _coder(header, descriptor)
+    out = _output(descriptor, out)
     dense = real_view(out).resolve_neg().contiguous()
     if header.nonfinite:
         dense.fill_(torch.nan)
@@ -223,6 +216,18 @@ def _decompress(
         _run(coder.decompress_calls(on, body, dense, scale=scale, add=add))
     if dense.data_ptr() != out.data_ptr():
         out.detach().copy_(torch.view_as_complex(dense) if out.is_complex() else dense)
+    return out
+
+
+def _output(descriptor: Descriptor, out: torch.Tensor | None) -> torch.Tensor:
+    shape, dtype = descriptor.shape, _dtype(descriptor)
+    if out is None:
+        return torch.empty(shape, dtype=dtype)
+    if (tuple(out.shape), out.dtype) != (shape, dtype):
+        raise ValueError(
+            f"output must have shape {shape} and dtype {dtype}, "
+            f"got {tuple(out.shape)} and {out.dtype}"
+        )
     return out
 
 

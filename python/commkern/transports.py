@@ -8,6 +8,7 @@ calls that do not match never meet.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from commkern.agreement import explain
-from commkern.errors import CommkernError, MismatchError, PeerFailed, PeerLost
+from commkern.errors import CommkernError, MismatchError, PeerLost
 from commkern.plan import Exchange, Plan, Slice
 from commkern.wire import preamble as wire
 
@@ -87,64 +88,62 @@ class _BoundTransport:
         self._workspace = workspace
         self._step = step
         self._posted: dict[int, _Posted] = {}
-        self._next_round = 0
+        self._next_round = 0  # the first that has not been posted to every peer
+        self._reached: set[int] = set()  # the peers that it has been posted to
+        self._tag = wire.body_tag(plan.preamble)
 
     def post(self, number: int) -> None:
         """Start every transfer of a round."""
         exchange = self._plan.exchanges[number]
+        posted = self._posted[number] = _Posted(exchange, [], [])
+        arriving, leaving = dict(exchange.receives), dict(exchange.sends)
+        # Peer by peer, so that a failure can be blamed on one.
+        for peer in dict.fromkeys([*leaving, *arriving]):
+            ops = []
+            if peer in arriving:
+                head = self._preamble("preambles_in", number, peer)
+                ops.append(self._op(dist.irecv, head, peer, wire.PREAMBLE_TAG))
+                ops.append(self._op(dist.irecv, self._view(arriving[peer]), peer))
+            if peer in leaving:
+                head = self._preamble("preambles_out", number, peer)
+                ops.append(self._op(dist.isend, head, peer, wire.PREAMBLE_TAG))
+                ops.append(self._op(dist.isend, self._view(leaving[peer]), peer))
+            works = [(peer, work) for work in self._batch(ops, peer)]
+            posted.preambles += works[: peer in arriving]
+            posted.messages += works[peer in arriving :]
+            self._reached.add(peer)
         self._next_round = number + 1
-        if not exchange.sends and not exchange.receives:
-            self._posted[number] = _Posted(exchange, [], [])
-            return
-        tag = wire.body_tag(self._plan.preamble)
-        ops, peers = [], []
-        for op, transfers, buffer in (
-            (dist.irecv, exchange.receives, "preambles_in"),
-            (dist.isend, exchange.sends, "preambles_out"),
-        ):
-            for peer, _ in transfers:
-                piece = self._preamble(buffer, number, peer)
-                ops.append(self._transport.start(op, piece, peer, wire.PREAMBLE_TAG))
-                peers.append(peer)
-        for op, transfers in (
-            (dist.irecv, exchange.receives),
-            (dist.isend, exchange.sends),
-        ):
-            for peer, message in transfers:
-                ops.append(self._transport.start(op, self._view(message), peer, tag))
-                peers.append(peer)
-        works = list(zip(peers, self._batch(ops), strict=True))
-        heads = len(exchange.receives)
-        self._posted[number] = _Posted(exchange, works[:heads], works[heads:])
+        self._reached.clear()
 
     def complete(self, number: int) -> None:
         """Wait for a round: preambles first, and bodies only where they match."""
-        posted = self._posted.pop(number)
-        try:
-            self._check_preambles(posted, number)
-            for peer, work in posted.messages:
-                self._wait(work, peer)
-        except CommkernError:
-            self._transport.abandon((posted, self._workspace))
-            raise
+        posted = self._posted[number]
+        self._check_preambles(posted, number)
+        for peer, work in posted.messages:
+            self._wait(work, peer)
+        del self._posted[number]
 
     def abort(self, error: BaseException) -> None:
-        """Tell every peer that this rank fails, instead of the next round's data."""
-        if isinstance(error, (PeerLost, PeerFailed, MismatchError)):
-            return
-        if self._next_round >= len(self._plan.exchanges):
-            return
-        shared = wire.unpack(self._plan.preamble)
-        mine = replace(shared, sender=self._plan.rank, step=self._step)
+        """Send an error preamble where a peer still waits for one of ours."""
+        mine = replace(
+            wire.unpack(self._plan.preamble), sender=self._plan.rank, step=self._step
+        )
         message = torch.frombuffer(
             bytearray(wire.error_preamble(mine)), dtype=torch.uint8
         )
-        ops = [
-            self._transport.start(dist.isend, message, peer, wire.PREAMBLE_TAG)
-            for peer, _ in self._plan.exchanges[self._next_round].sends
-        ]
-        if ops:
-            self._transport.abandon((message, self._batch(ops), self._posted))
+        for peer in range(self._plan.world_size):
+            if peer == self._plan.rank or not self._awaits(peer):
+                continue
+            op = self._op(dist.isend, message, peer, wire.PREAMBLE_TAG)
+            with contextlib.suppress(CommkernError):
+                self._transport.abandon((message, self._batch([op], peer)))
+        self._transport.abandon((self._posted, self._workspace))
+
+    def _awaits(self, peer: int) -> bool:
+        """Whether a round is left whose preamble has not been sent to this peer."""
+        exchanges = self._plan.exchanges
+        reached = self._next_round < len(exchanges) and peer in self._reached
+        return self._next_round + reached < len(exchanges)
 
     # --- pieces -------------------------------------------------------------------
 
@@ -155,11 +154,20 @@ class _BoundTransport:
         at = (number * self._plan.world_size + peer) * wire.NBYTES
         return self._view(Slice(buffer, at, wire.NBYTES))
 
-    def _batch(self, ops: list[dist.P2POp]) -> list[Any]:
+    def _op(
+        self,
+        op: Callable[..., Any],
+        piece: torch.Tensor,
+        peer: int,
+        tag: int | None = None,
+    ) -> dist.P2POp:
+        return self._transport.start(op, piece, peer, tag or self._tag)
+
+    def _batch(self, ops: list[dist.P2POp], peer: int) -> list[Any]:
         try:
             return list(dist.batch_isend_irecv(ops))
         except RuntimeError as error:
-            raise self._lost(ops[0].peer, error) from error
+            raise self._lost(peer, error) from error
 
     def _wait(self, work: Any, peer: int) -> None:
         try:
@@ -193,10 +201,11 @@ class _BoundTransport:
                 differing.append((peer, received.numpy().tobytes()))
         # In rank order, so that no three ranks wait for each other in a circle.
         errors = [self._explain(*pair, number) for pair in sorted(differing)]
-        if errors:
-            raise errors[0]
-        if lost:
-            raise lost
+        # What this rank found itself says more than that a peer gave up.
+        mismatches = [e for e in errors if isinstance(e, MismatchError)]
+        for found in (*mismatches, lost, *errors):
+            if found is not None:
+                raise found
 
     def _explain(self, peer: int, received: bytes, number: int) -> CommkernError:
         expected = self._preamble("preambles_expected", number, peer).numpy().tobytes()
@@ -215,10 +224,10 @@ class _BoundTransport:
         sent = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         received = torch.zeros(_TEXT_NBYTES, dtype=torch.uint8)
         ops = [
-            self._transport.start(dist.irecv, received, peer, _TEXT_TAG),
-            self._transport.start(dist.isend, sent, peer, _TEXT_TAG),
+            self._op(dist.irecv, received, peer, _TEXT_TAG),
+            self._op(dist.isend, sent, peer, _TEXT_TAG),
         ]
-        works = self._batch(ops)
+        works = self._batch(ops, peer)
         self._transport.abandon((works, sent, received))
         try:
             for work in works:

@@ -184,8 +184,8 @@ def test_residuals(implementation: Any, kernel: str) -> None:
     ):
         refused(implementation, kernel, pattern, residual=residual)
     refused(implementation, kernel, "residual.*of 1", residual=(version0,))
-    for wrong in (version0, [version0, version1], "zero"):
-        with pytest.raises(TypeError, match="residual"):
+    for wrong in (version0, "zero", 3):
+        with pytest.raises((TypeError, ValueError)):
             getattr(implementation, kernel)(**cases()[kernel] | {"residual": wrong})
 
 

@@ -61,7 +61,7 @@ def test_every_short_length(compiled: Any, dtype: str, shift: int) -> None:
         flags = filler(rows)
         compare(compiled, kernel, shift=shift, **one, **data, flags=flags)
     case["parts"][0][::7] = encode(np.array([np.nan]), dtype)
-    for limit in (0.0, 0.3, 100.0, 1e300, np.inf):
+    for limit in (0.0, -0.0, 0.3, 100.0, 1e300, np.inf):
         moved = {"data": case["parts"][0], "limit": limit}
         compare(compiled, "saturate", shift=shift, **one, **moved)
 

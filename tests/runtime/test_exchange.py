@@ -68,6 +68,7 @@ def test_only_the_parameters_that_a_rank_heard_of_are_touched(way):
 def test_both_runners_write_the_same_messages(monkeypatch):
     from tests.runtime.conftest import Way
 
+    monkeypatch.delenv("COMMKERN_BACKEND", raising=False)
     written = {}
     for name in ("threads", "reference"):
         endpoints = Way(name).endpoints(3)

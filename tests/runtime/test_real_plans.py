@@ -68,6 +68,7 @@ def run_steps(name, spec, world_size, segments):
     ("world_size", "segments"), [(1, 1), (2, 1), (3, 1), (5, 1), (3, 2)]
 )
 def test_all_ways_agree_in_every_bit(spec, world_size, segments, monkeypatch):
+    monkeypatch.delenv("COMMKERN_BACKEND", raising=False)
     found = [
         run_steps(name, spec, world_size, segments) for name in ("threads", "callbacks")
     ]

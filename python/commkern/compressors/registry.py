@@ -12,6 +12,7 @@ from commkern.compressors.base import Compressor
 MAX_NESTING = 8
 
 _REGISTRY: dict[str, type[Compressor]] = {}
+_HINTS: dict[type[Compressor], dict[str, object]] = {}
 C = TypeVar("C", bound=type[Compressor])
 
 
@@ -55,7 +56,7 @@ def compressor(spec: str | Compressor) -> Compressor:
         )
     name, _, rest = spec.strip().partition(":")
     cls = compressor_class(name.strip())
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     fields = [f.name for f in dataclasses.fields(cls)]
     values: dict[str, object] = {}
     for item in _split(rest, spec):
@@ -71,6 +72,12 @@ def compressor(spec: str | Compressor) -> Compressor:
             raise ValueError(f"parameter {key!r} stands twice in {spec!r}")
         values[key] = _value(text, hints[key], key, spec)
     return cls(**values)
+
+
+def _type_hints(cls: type[Compressor]) -> dict[str, object]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
 
 
 def _split(text: str, spec: str) -> list[str]:

@@ -194,7 +194,7 @@ class Residual:
         self.present = value is not None
         if not self.present:
             return
-        if not isinstance(value, tuple):
+        if not isinstance(value, (tuple, list)):
             raise TypeError(
                 "residual must be None or (version0, version1[, committed]), "
                 f"got {type(value).__name__}"

@@ -1,0 +1,132 @@
+// kLanes floats at once. GNU vector types give arithmetic, comparison and shuffles on
+// every compiler and CPU; what they cannot say well is in simd_avx512.h, simd_avx2.h
+// and simd_generic.h (SSE4.1 where there is x86, else plain C++), with the same names.
+#pragma once
+
+#include "cpu/elements.h"
+
+#if defined(__AVX512BW__)
+#include "cpu/simd_avx512.h"
+#elif defined(__AVX2__)
+#include "cpu/simd_avx2.h"
+#else
+#include "cpu/simd_generic.h"
+#endif
+
+COMMKERN_BEGIN_ISA
+
+COMMKERN_INLINE Floats broadcast(float x) { return Floats{} + x; }
+COMMKERN_INLINE Ints broadcast_bits(uint32_t x) {
+  return Ints{} + static_cast<int32_t>(x);
+}
+
+COMMKERN_INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
+
+COMMKERN_INLINE Ints magnitude_of(Floats x) {
+  return bits_as<Ints>(x) & broadcast_bits(~FloatBits<float>::kSign);
+}
+
+COMMKERN_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+
+// Per lane `mask` (all ones or all zeros).
+COMMKERN_INLINE Floats choose(Ints mask, Floats yes, Floats no) {
+  return bits_as<Floats>((bits_as<Ints>(yes) & mask) | (bits_as<Ints>(no) & ~mask));
+}
+
+COMMKERN_INLINE Ints finite_mask(Floats x) {
+  return magnitude_of(x) < broadcast_bits(FloatBits<float>::kInf);
+}
+
+// ---- elements of 32 and 16 bits ----
+
+template <class T>
+struct ElementsOf {
+  using type = Halves;
+};
+template <>
+struct ElementsOf<float> {
+  using type = Floats;
+};
+template <class T>
+using Elements = typename ElementsOf<T>::type;
+
+template <class T>
+COMMKERN_INLINE Floats widen(Elements<T> x) {
+  if constexpr (is_same<T, float>) {
+    return x;
+  } else if constexpr (is_same<T, Half>) {
+    return widen_half(x);
+  } else {
+    return bits_as<Floats>(__builtin_convertvector(x, Words) << 16);
+  }
+}
+
+template <class T>
+COMMKERN_INLINE Elements<T> narrow(Floats x) {
+  if constexpr (is_same<T, float>) {
+    return x;
+  } else if constexpr (is_same<T, Half>) {
+    return narrow_half(x);
+  } else {
+    const Words bits = bits_as<Words>(x);
+    const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const Words nan = ((bits >> 16) & 0x8000u) | 0x7fc0u;
+    const Ints is_nan = magnitude_of(x) > broadcast_bits(FloatBits<float>::kInf);
+    return narrow_words(is_nan ? nan : rounded);
+  }
+}
+
+// True where vectors serve these element types; fp64 goes through the scalar loops.
+template <class T>
+constexpr bool kHasVectors = !is_same<T, double>;
+
+template <class T>
+COMMKERN_INLINE Floats load_floats(const void* base, int64_t index) {
+  return widen<T>(
+      load<Elements<T>>(static_cast<const uint8_t*>(base) + index * sizeof(T), 0));
+}
+
+template <class T>
+COMMKERN_INLINE void store_elements(void* base, int64_t index, Elements<T> x) {
+  store(static_cast<uint8_t*>(base) + index * sizeof(T), 0, x);
+}
+
+template <class T>
+COMMKERN_INLINE void store_floats(void* base, int64_t index, Floats x) {
+  store_elements<T>(base, index, narrow<T>(x));
+}
+
+// ---- stores past the cache, for results much larger than it ----
+
+// Below this many bytes a result may still be in the cache when somebody reads it.
+inline constexpr int64_t kStreamNbytes = int64_t{8} << 20;
+
+COMMKERN_INLINE bool can_stream(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % sizeof(Floats) == 0;
+}
+
+// Whether results of T over these spans go past the cache.
+template <class T>
+COMMKERN_INLINE bool streams_past_cache(const SpanTable& spans) {
+  int64_t elements = 0;
+  for (int64_t row = 0; row < spans.count; ++row) elements += spans.rows[row].length;
+  return is_same<T, float> && elements * int64_t{sizeof(T)} >= kStreamNbytes;
+}
+
+// Whether the residual that a step writes does: never in place, where it was just read.
+COMMKERN_INLINE bool streams_residual(const Residual& residual,
+                                      const SpanTable& spans) {
+  return residual.version[0].data != residual.version[1].data &&
+         streams_past_cache<float>(spans);
+}
+
+template <class T>
+COMMKERN_INLINE void put_elements(void* base, int64_t index, Elements<T> x,
+                                  bool streams) {
+  if constexpr (is_same<T, float>) {
+    if (streams) return stream(static_cast<float*>(base) + index, x);
+  }
+  store_elements<T>(base, index, x);
+}
+
+COMMKERN_END_ISA

@@ -1,0 +1,94 @@
+// Eight lanes; see simd.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/elements.h"
+
+COMMKERN_BEGIN_ISA
+
+inline constexpr int kLanes = 8;
+using Floats = float __attribute__((vector_size(32)));
+using Ints = int32_t __attribute__((vector_size(32)));
+using Words = uint32_t __attribute__((vector_size(32)));
+using Halves = uint16_t __attribute__((vector_size(16)));
+using Wide = uint64_t __attribute__((vector_size(32)));
+
+COMMKERN_INLINE Ints round_nearest(Floats x) {
+  return bits_as<Ints>(_mm256_cvtps_epi32(x));
+}
+
+COMMKERN_INLINE Ints round_down(Floats x) {
+  return bits_as<Ints>(_mm256_cvttps_epi32(_mm256_floor_ps(x)));
+}
+
+COMMKERN_INLINE __m128i lower_half(__m256i x) { return _mm256_castsi256_si128(x); }
+COMMKERN_INLINE __m128i upper_half(__m256i x) { return _mm256_extracti128_si256(x, 1); }
+
+COMMKERN_INLINE uint32_t largest_lane(Ints x) {
+  const __m256i all = bits_as<__m256i>(x);
+  __m128i most = _mm_max_epu32(lower_half(all), upper_half(all));
+  most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0x4e));
+  most = _mm_max_epu32(most, _mm_shuffle_epi32(most, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(most));
+}
+
+COMMKERN_INLINE __m128i load_8_bytes(const uint8_t* in) {
+  return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(in));
+}
+
+COMMKERN_INLINE Ints widen_bytes(const uint8_t* bytes) {
+  return bits_as<Ints>(_mm256_cvtepu8_epi32(load_8_bytes(bytes)));
+}
+
+COMMKERN_INLINE Halves narrow_words(Words x) {
+  const __m256i all = bits_as<__m256i>(x);
+  return bits_as<Halves>(_mm_packus_epi32(lower_half(all), upper_half(all)));
+}
+
+COMMKERN_INLINE Floats widen_half(Halves x) {
+  return _mm256_cvtph_ps(bits_as<__m128i>(x));
+}
+
+COMMKERN_INLINE Halves narrow_half(Floats x) {
+  const Halves h = bits_as<Halves>(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+  return (h & 0x7fff) > 0x7c00 ? (h & 0x8000) | 0x7e00 : h;
+}
+
+template <int kBits>
+COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
+  const __m256i all = bits_as<__m256i>(codes);
+  const __m128i shorts = _mm_packs_epi32(lower_half(all), upper_half(all));
+  const __m128i bytes = _mm_packs_epi16(shorts, shorts);
+  if constexpr (kBits == 8) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), bytes);
+  } else {
+    const __m128i nibbles = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m128i pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
+    store(out, 0, _mm_cvtsi128_si32(_mm_packus_epi16(pairs, pairs)));
+  }
+}
+
+template <int kBits>
+COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
+  if constexpr (kBits == 8) {
+    return bits_as<Ints>(_mm256_cvtepi8_epi32(load_8_bytes(in)));
+  } else {
+    const __m256i words = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load<int32_t>(in, 0)));
+    const __m256i high = _mm256_slli_epi64(words, 56);
+    const __m256i low = _mm256_slli_epi64(words, 28);
+    return bits_as<Ints>(_mm256_srai_epi32(_mm256_or_si256(high, low), 28));
+  }
+}
+
+COMMKERN_INLINE void stream(void* out, Floats x) {
+  _mm256_stream_ps(static_cast<float*>(out), x);
+}
+COMMKERN_INLINE void stream_fence() { _mm_sfence(); }
+
+// The products of the low 32 bits of each lane.
+COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
+  return bits_as<Wide>(_mm256_mul_epu32(bits_as<__m256i>(a), bits_as<__m256i>(b)));
+}
+
+COMMKERN_END_ISA

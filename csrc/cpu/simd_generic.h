@@ -1,0 +1,115 @@
+// Four lanes, for SSE4.1 and for CPUs that have no file of their own; see simd.h.
+#pragma once
+
+#if defined(__SSE4_1__)
+#include <smmintrin.h>
+#endif
+
+#include "core/bitpack.h"
+#include "cpu/elements.h"
+
+COMMKERN_BEGIN_ISA
+
+inline constexpr int kLanes = 4;
+using Floats = float __attribute__((vector_size(16)));
+using Ints = int32_t __attribute__((vector_size(16)));
+using Words = uint32_t __attribute__((vector_size(16)));
+using Halves = uint16_t __attribute__((vector_size(8)));
+using Bytes = uint8_t __attribute__((vector_size(4)));
+using Wide = uint64_t __attribute__((vector_size(16)));
+
+// Adding 1.5 * 2^23 leaves the rounded number in the low bits; good for |x| < 2^22.
+COMMKERN_INLINE Ints round_nearest(Floats x) {
+  const Floats magic = Floats{} + 0x1.8p23f;
+  return bits_as<Ints>(x + magic) - bits_as<Ints>(magic);
+}
+
+// Truncate, then step down where that went up.
+COMMKERN_INLINE Ints round_down(Floats x) {
+  const Ints truncated = __builtin_convertvector(x, Ints);
+  return truncated + (__builtin_convertvector(truncated, Floats) > x);
+}
+
+COMMKERN_INLINE uint32_t largest_lane(Ints x) {
+  const Words w = bits_as<Words>(x);
+  const uint32_t low = w[0] > w[1] ? w[0] : w[1];
+  const uint32_t high = w[2] > w[3] ? w[2] : w[3];
+  return low > high ? low : high;
+}
+
+COMMKERN_INLINE Ints widen_bytes(const uint8_t* bytes) {
+  return __builtin_convertvector(load<Bytes>(bytes, 0), Ints);
+}
+
+COMMKERN_INLINE Halves narrow_words(Words x) {
+  return __builtin_convertvector(x, Halves);
+}
+
+// As half_to_float and float_to_half of core/numerics.h, lane by lane.
+COMMKERN_INLINE Floats widen_half(Halves x) {
+  const Words h = __builtin_convertvector(x, Words);
+  const Words magnitude = h & 0x7fffu;
+  const Words shifted = magnitude << 13;
+  const Words nan = bits_as<Words>(magnitude > 0x7c00u) & 0x400000u;
+  const Floats denormal = bits_as<Floats>(shifted + (113u << 23)) - 0x1p-14f;
+  Words out = magnitude < 0x400u ? bits_as<Words>(denormal) : shifted + (112u << 23);
+  out = magnitude >= 0x7c00u ? (shifted | 0x7f800000u | nan) : out;
+  return bits_as<Floats>(out | ((h & 0x8000u) << 16));
+}
+
+COMMKERN_INLINE Halves narrow_half(Floats x) {
+  const Words bits = bits_as<Words>(x);
+  const Words magnitude = bits & 0x7fffffffu;
+  const Words normal =
+      (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const Words denormal =
+      bits_as<Words>(bits_as<Floats>(magnitude) + 0.5f) - 0x3f000000u;
+  Words out = magnitude < 0x38800000u ? denormal : normal;
+  out = magnitude >= 0x477ff000u ? Words{} + 0x7c00u : out;
+  out = magnitude > 0x7f800000u ? Words{} + 0x7e00u : out;
+  return narrow_words(out | ((bits >> 16) & 0x8000u));
+}
+
+template <int kBits>
+COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
+  if constexpr (kBits == 8) {
+    store(out, 0, __builtin_convertvector(codes, Bytes));
+  } else {
+    // Two codes meet in the low byte of each 64-bit lane.
+    const Wide nibbles = bits_as<Wide>(codes & 15);
+    const Wide pairs = nibbles | (nibbles >> 28);
+    out[0] = static_cast<uint8_t>(pairs[0]);
+    out[1] = static_cast<uint8_t>(pairs[1]);
+  }
+}
+
+template <int kBits>
+COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
+  if constexpr (kBits == 8) {
+    using SignedBytes = int8_t __attribute__((vector_size(4)));
+    return __builtin_convertvector(load<SignedBytes>(in, 0), Ints);
+  } else {
+    const Wide words = {in[0], in[1]};
+    return bits_as<Ints>((words << 56) | (words << 28)) >> 28;
+  }
+}
+
+#if defined(__SSE4_1__)
+COMMKERN_INLINE void stream(void* out, Floats x) {
+  _mm_stream_ps(static_cast<float*>(out), x);
+}
+COMMKERN_INLINE void stream_fence() { _mm_sfence(); }
+
+COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
+  return bits_as<Wide>(_mm_mul_epu32(bits_as<__m128i>(a), bits_as<__m128i>(b)));
+}
+#else
+COMMKERN_INLINE void stream(void* out, Floats x) { store(out, 0, x); }
+COMMKERN_INLINE void stream_fence() {}
+
+COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
+}
+#endif
+
+COMMKERN_END_ISA

@@ -1,0 +1,275 @@
+"""Break one kernel at a time and see the suite turn red.
+
+    python tests/mutate.py [--only WORD] [--list]
+
+Works on a temporary copy of the tree: each mutant replaces one piece of text, rebuilds
+what depends on it and runs the part of the suite that should notice. Prints a table;
+exits 1 where a mutant survives or its text is not found exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("csrc", "cmake", "python", "tests", "CMakeLists.txt", "pyproject.toml")
+QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
+
+
+class Mutant(NamedTuple):
+    """``old`` in csrc/``file`` becomes ``new``; ``tests`` of tests/kernels must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    Mutant(
+        "clamp removed",
+        "cpu/quantize.cpp",
+        "position = position > limit ? limit : position;",
+        "",
+        QUANTIZE,
+    ),
+    Mutant(
+        "ties away from zero",
+        "cpu/quantize.cpp",
+        "position = __builtin_rint(position);",
+        "position = __builtin_round(position);",
+        QUANTIZE,
+    ),
+    Mutant(
+        "random bytes big-endian",
+        "core/philox.h",
+        ">> (8 * (index & 3))",
+        ">> (24 - 8 * (index & 3))",
+        QUANTIZE,
+    ),
+    Mutant(
+        "draws counted from the span",
+        "cpu/quantize.cpp",
+        "static_cast<uint64_t>(span.begin / block_size + block) *",
+        "static_cast<uint64_t>(block) *",
+        QUANTIZE,
+    ),
+    Mutant(
+        "residual with the wrong sign",
+        "cpu/quantize.cpp",
+        "sink.put(i, a - static_cast<C>(code) * s.scale);",
+        "sink.put(i, static_cast<C>(code) * s.scale - a);",
+        QUANTIZE,
+    ),
+    Mutant(
+        "owner's error replaces the residual",
+        "cpu/quantize.cpp",
+        "store(residual, i, load<float>(residual, i) + static_cast<float>(error));",
+        "store(residual, i, static_cast<float>(error));",
+        QUANTIZE,
+    ),
+    Mutant(
+        "residual versions swapped",
+        "cpu/elements.h",
+        "ResidualSpan{base(current), base(1 - current)}",
+        "ResidualSpan{base(1 - current), base(current)}",
+        ("test_cast.py", "test_quantize.py"),
+    ),
+    Mutant(
+        "stale bits in the last byte",
+        "cpu/quantize.cpp",
+        "store_word(pack_word(group, count, kBits),",
+        "store_word(pack_word(group, kPackGroup, kBits),",
+        QUANTIZE,
+    ),
+    Mutant(
+        "Inf is no NaN block",
+        "cpu/quantize.cpp",
+        "if (!is_finite(absmax)) {",
+        "if (absmax != absmax) {",
+        QUANTIZE,
+    ),
+    Mutant(
+        "scale of the largest numbers overflows",
+        "core/numerics.h",
+        "if (!is_finite(scale * count)) {",
+        "if (false) {",
+        QUANTIZE,
+    ),
+    Mutant(
+        "reciprocal of a denormal overflows",
+        "core/numerics.h",
+        "if (scale >= C(0x1p-100)) return",
+        "if (scale > C(0)) return",
+        QUANTIZE,
+    ),
+    Mutant(
+        "fp64 narrows in two roundings",
+        "core/numerics.h",
+        "narrow = narrow_to_odd(x);",
+        "narrow = static_cast<float>(x);",
+        ("test_cast.py", "test_properties.py"),
+    ),
+    Mutant(
+        "sum in another order of ranks",
+        "cpu/reduce.cpp",
+        "acc += load_compute<T>(args.parts.rows[rank].data, i);",
+        "acc += load_compute<T>(args.parts.rows[args.parts.count - rank].data, i);",
+        ("test_reduce.py",),
+    ),
+    Mutant(
+        "saturate keeps NaN",
+        "cpu/reduce.cpp",
+        "out = magnitude > inf ? Raw<T>{0} : out;",
+        "",
+        ("test_reduce.py",),
+    ),
+    Mutant(
+        "overflow to Inf enters the residual",
+        "cpu/cast.cpp",
+        "finite ? static_cast<float>(a - decoded) : old_value",
+        "static_cast<float>(a - decoded)",
+        ("test_cast.py",),
+    ),
+    Mutant(
+        "caller's CPU flags apply",
+        "core/thread_pool.cpp",
+        "const FloatStateGuard guard;",
+        "",
+        ("test_pool.py",),
+    ),
+    Mutant(
+        "shares of threads leave a rest",
+        "core/thread_pool.cpp",
+        "begin + base + (share < rest ? 1 : 0)",
+        "begin + base",
+        ("test_pool.py",),
+    ),
+    Mutant(
+        "a fork keeps the parent's pool",
+        "core/thread_pool.cpp",
+        "current.store(nullptr);",
+        "",
+        ("test_pool.py",),
+    ),
+]
+
+
+class Tree:
+    """The copy: configured once, rebuilt after each change."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        ignored = shutil.ignore_patterns("*.so", "__pycache__", ".*")
+        for name in COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, root / name, ignore=ignored)
+            else:
+                shutil.copy(ROOT / name, root / name)
+        self._lower_optimisation()
+        self._configure()
+
+    def _lower_optimisation(self) -> None:
+        """Compile fast: bits are the same at -O1, which tests at -O3 have shown."""
+        lists = self.root / "CMakeLists.txt"
+        lists.write_text(lists.read_text().replace("-O3", "-O1"))
+
+    def _configure(self) -> None:
+        import pybind11
+
+        self._run(
+            *("cmake", "-G", "Ninja", "-S", ".", "-B", "build"),
+            *("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1"),
+            *("-DCOMMKERN_INPLACE=ON", "-DCOMMKERN_CUDA=OFF"),
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        )
+        self.build()
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            command,
+            check=False,
+            cwd=self.root,
+            env=os.environ | {"PATH": beside, "PYTHONPATH": "python"},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode and command[0] != sys.executable:
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+        return done
+
+    def build(self) -> None:
+        self._run("cmake", "--build", "build", "-j", str(os.cpu_count() or 1))
+
+    def failing_test(self, tests: tuple[str, ...]) -> str | None:
+        """The first test that fails, None where all pass."""
+        options = ["-x", "-q", "--tb=no", "-rf", "-p", "no:cacheprovider"]
+        paths = [f"tests/kernels/{name}" for name in tests]
+        done = self._run(
+            sys.executable, "-m", "pytest", *options, "-k", "not reference", *paths
+        )
+        if done.returncode == 0:
+            return None
+        failed = [x for x in done.stdout.splitlines() if x.startswith("FAILED ")]
+        if failed:
+            return failed[0].split(" ")[1].removeprefix("tests/kernels/")
+        if done.returncode < 0:
+            return f"died of signal {-done.returncode}"
+        raise SystemExit(f"the suite did not run:\n{done.stdout}{done.stderr}")
+
+
+def try_mutant(tree: Tree, mutant: Mutant) -> tuple[str, bool]:
+    """(what caught it, whether something did)."""
+    path = tree.root / "csrc" / mutant.file
+    original = path.read_text()
+    found = original.count(mutant.old)
+    if found != 1:
+        return f"TEXT FOUND {found} TIMES in {mutant.file}", False
+    path.write_text(original.replace(mutant.old, mutant.new))
+    try:
+        tree.build()
+        caught = tree.failing_test(mutant.tests)
+    finally:
+        path.write_text(original)
+    return caught or "SURVIVED", caught is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="mutants whose name holds this")
+    parser.add_argument("--list", action="store_true", help="names only")
+    arguments = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if arguments.only in mutant.name]
+    if arguments.list or not chosen:
+        print("\n".join(mutant.name for mutant in MUTANTS))
+        return 0 if arguments.list else 1
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        healthy = tree.failing_test(tuple({t for m in chosen for t in m.tests}))
+        if healthy is not None:
+            raise SystemExit(f"the unchanged tree fails {healthy}")
+        width = max(len(mutant.name) for mutant in chosen)
+        print(f"{'mutant':{width}}  seconds  caught by", flush=True)
+        all_caught = True
+        for mutant in chosen:
+            started = time.monotonic()
+            verdict, caught = try_mutant(tree, mutant)
+            all_caught &= caught
+            seconds = time.monotonic() - started
+            print(f"{mutant.name:{width}}  {seconds:7.1f}  {verdict}", flush=True)
+    return 0 if all_caught else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
