@@ -251,7 +251,7 @@ def test_a_failed_group_stays_failed_and_a_fresh_one_works(way):
 
 
 def test_the_memory_of_a_failed_sender_is_not_read_any_more(way):
-    """A rank that comes late finds the preamble of a rank that gave up, not its body."""
+    """A rank that comes late finds the preamble of one that gave up, not its body."""
     plans = gather_plans(2)
     endpoints = way.endpoints(2, timeout_s=0.3)
     kept = buffers_of(plans[0])

@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
         "report",
         help="print benchmark results, or compare two files",
         description=(
-            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a table "
-            "with ratios to the roof and to peers. Two files: old and new compared, with "
-            "the noise."
+            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a "
+            "table with ratios to the roof and to peers. Two files: old and new "
+            "compared, with the noise."
         ),
     )
     parser.add_argument(
@@ -139,7 +139,7 @@ def compare(old: list[Entry], new: list[Entry]) -> None:
     console.print(
         f"noise: the sum of both spreads; {len(shared)} in common, "
         f"{len(old) - len(shared)} only in the old file, {len(new) - len(shared)} only "
-        "in the new one. Two runs on one machine can differ by more than their spreads.",
+        "in the new one. Two runs on one machine can differ by more than that.",
         style="dim",
         highlight=False,
     )
