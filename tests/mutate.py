@@ -25,7 +25,7 @@ QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
 
 
 class Mutant(NamedTuple):
-    """``old`` in csrc/``file`` becomes ``new``; ``tests`` of tests/kernels must fail."""
+    """``old`` in csrc/``file`` turns ``new``: ``tests`` of tests/kernels must fail."""
 
     name: str
     file: str

@@ -113,8 +113,8 @@ class GroupWorker:
     ) -> Outcome:
         """Reduce ``data`` (flat, contiguous) in place; called on the worker's thread.
 
-        Elements of parameters that no rank used become 0, and their residual is one that
-        the caller must not commit.
+        Elements of parameters that no rank used become 0, and their residual is one
+        that the caller must not commit.
         """
         sizes = {k: v for k, v in plan.buffers.items() if k not in EXTERNAL}
         workspace = self._workspace.reserve(sizes)

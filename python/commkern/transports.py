@@ -2,8 +2,8 @@
 
 Batched point-to-point on the user's own group, in a reserved tag range, which runs
 beside the user's collectives. Every message goes with a 64-byte preamble on a constant
-tag; the message's own tag follows from what the ranks must agree on, so that messages of
-calls that do not match never meet.
+tag; the message's own tag follows from what the ranks must agree on, so that messages
+of calls that do not match never meet.
 """
 
 from __future__ import annotations

@@ -23,10 +23,20 @@ def write(path, medians, **extra):
 
 def test_one_file(tmp_path, capsys):
     ratios = {"roof": 1.25, "torch": 0.5}
-    path = write(tmp_path / "a.json", {"x": 2e-3}, nbytes=4_000_000, ratios=ratios)
+    path = write(tmp_path / "a.json", {"x[a]": 2e-3}, nbytes=4_000_000, ratios=ratios)
     assert main(["report", path]) == 0
     out = capsys.readouterr().out
-    for text in ("kernels", "/ roof", "/ torch", "2 ms", "2 %", "2.00", "1.25", "0.50"):
+    for text in (
+        "kernels",
+        "x[a]",
+        "/ roof",
+        "/ torch",
+        "2 ms",
+        "2 %",
+        "2.00",
+        "1.25",
+        "0.50",
+    ):
         assert text in out
 
 

@@ -264,7 +264,7 @@ def test_who_has_aborted_is_refused(way, world_size):
 
 
 def test_the_memory_of_a_failed_sender_is_not_read_any_more(way):
-    """A rank that comes late finds the preamble of a rank that gave up, not its body."""
+    """A rank that comes late finds the preamble of one that gave up, not its body."""
     plans = gather_plans(2)
     endpoints = way.endpoints(2, timeout_s=0.3)
     kept = buffers_of(plans[0])

@@ -45,6 +45,7 @@ def show_setup(
         f"{len(settings)} runs of {first.steps} steps: {world_size} processes with one "
         f"thread and {first.batch_size} sequences each, seed {first.seed}.",
         highlight=False,
+        markup=False,
     )
 
 
@@ -73,7 +74,7 @@ def show_table(console: Any, results: list[Result], world_size: int) -> None:
 def _cells(result: Result) -> list[str]:
     factor = result.compression_factor
     return [
-        result.compressor,
+        load("rich.markup", "rich").escape(result.compressor),
         f"{result.train_loss:.4f}",
         f"{result.held_out_loss:.4f}",
         ("~" if _computed(result) else "") + f"{result.bytes_per_step / 1e6:.3f}",

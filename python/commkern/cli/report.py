@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
         "report",
         help="print benchmark results, or compare two files",
         description=(
-            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a table "
-            "with ratios to the roof and to peers. Two files: old and new compared, with "
-            "the noise."
+            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a "
+            "table with ratios to the roof and to peers. Two files: old and new "
+            "compared, with the noise."
         ),
     )
     parser.add_argument(
@@ -86,12 +86,12 @@ def _entry(item: dict[str, Any]) -> Entry:
 
 def show(entries: list[Entry]) -> None:
     """Print one table a group."""
-    rich = load("rich.table", "rich")
+    rich, escape = load("rich.table", "rich"), load("rich.markup", "rich").escape
     console = load("rich.console", "rich").Console()
     for group in dict.fromkeys(entry.group for entry in entries):
         members = [entry for entry in entries if entry.group == group]
         peers = list(dict.fromkeys(peer for e in members for peer in e.ratios))
-        table = rich.Table(title=group or None, title_justify="left")
+        table = rich.Table(title=escape(group), title_justify="left")
         table.add_column("benchmark", overflow="fold")
         for heading in ("median", "spread", "GB/s", *(f"/ {peer}" for peer in peers)):
             table.add_column(heading, justify="right")
@@ -99,7 +99,9 @@ def show(entries: list[Entry]) -> None:
             ratios = [_ratio(entry.ratios.get(peer)) for peer in peers]
             rate = f"{entry.nbytes / entry.median / 1e9:.2f}" if entry.nbytes else "-"
             spread = f"{100 * entry.spread:.0f} %"
-            table.add_row(entry.name, _time(entry.median), spread, rate, *ratios)
+            table.add_row(
+                escape(entry.name), _time(entry.median), spread, rate, *ratios
+            )
         console.print(table)
     console.print(
         "spread: quartile distance over the median. '/ x': our time over that of x in "
@@ -111,7 +113,7 @@ def show(entries: list[Entry]) -> None:
 
 def compare(old: list[Entry], new: list[Entry]) -> None:
     """Print new over old for every benchmark that both files have."""
-    rich = load("rich.table", "rich")
+    rich, escape = load("rich.table", "rich"), load("rich.markup", "rich").escape
     console = load("rich.console", "rich").Console()
     before = {(entry.group, entry.name): entry for entry in old}
     table = rich.Table()
@@ -126,7 +128,7 @@ def compare(old: list[Entry], new: list[Entry]) -> None:
         ratio = entry.median / reference.median if reference.median else float("nan")
         noise = entry.spread + reference.spread
         table.add_row(
-            entry.name,
+            escape(entry.name),
             _time(reference.median),
             _time(entry.median),
             f"{ratio:.3f}",
@@ -137,7 +139,7 @@ def compare(old: list[Entry], new: list[Entry]) -> None:
     console.print(
         f"noise: the sum of both spreads; {len(shared)} in common, "
         f"{len(old) - len(shared)} only in the old file, {len(new) - len(shared)} only "
-        "in the new one. Two runs on one machine can differ by more than their spreads.",
+        "in the new one. Two runs on one machine can differ by more than that.",
         style="dim",
         highlight=False,
     )
