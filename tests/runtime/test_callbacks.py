@@ -135,7 +135,7 @@ def test_python_runs_on_while_a_rank_waits():
     from commkern._core import ThreadGroup
 
     plan = gather_plan(0, 2, 5)
-    endpoint = ThreadGroup(2, 0.5).endpoint(0)
+    endpoint = ThreadGroup(2, 2.0).endpoint(0)
     waiting = threading.Thread(
         target=lambda: outcomes(1, lambda _: run_with(plan, endpoint))
     )
