@@ -110,9 +110,9 @@ COMMKERN_INLINE void with_rounding(Rounding rounding, Fn fn) {
 }
 
 // Blocks are worked on a few at a time, so that one's divisions pass while another's
-// codes are made; more would leave the first-level cache between the two looks.
+// codes are made; more at once makes the traffic to memory uneven (measured).
 constexpr int64_t kMaxBatch = 8;
-constexpr int64_t kBatchElements = 1024;
+constexpr int64_t kBatchElements = 512;
 
 // `Blocks` gives, for a block's number: first_look and second_look (Sources of equal
 // values) and sink.

@@ -19,6 +19,9 @@ using Bytes = uint8_t __attribute__((vector_size(4)));
 using SignedBytes = int8_t __attribute__((vector_size(4)));
 using Wide = uint64_t __attribute__((vector_size(16)));
 
+// For exact results only: it may or may not round in between.
+COMMKERN_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+
 // Adding 1.5 * 2^23 leaves the rounded number in the low bits; good for |x| < 2^22.
 COMMKERN_INLINE Ints round_nearest(Floats x) {
   const Floats magic = Floats{} + 0x1.8p23f;
