@@ -22,6 +22,11 @@ COMMKERN_INLINE Ints broadcast_bits(uint32_t x) {
 
 COMMKERN_INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 
+// As rounding_offset() of core/philox.h; every step is exact.
+COMMKERN_INLINE Floats rounding_offsets(const uint8_t* bytes) {
+  return (to_floats(widen_bytes(bytes)) + 0.5f) * 0x1p-8f;
+}
+
 COMMKERN_INLINE Ints magnitude_of(Floats x) {
   return bits_as<Ints>(x) & broadcast_bits(~FloatBits<float>::kSign);
 }
