@@ -42,8 +42,8 @@ MUTANTS = [
     ),
     Mutant(
         "ties away from zero",
-        "codes = round_nearest(a * reciprocal);",
-        "codes = round_down(a * reciprocal + 0.5f);",
+        "round_nearest(a * reciprocal)",
+        "round_down(a * reciprocal + 0.5f)",
         QUANTIZE,
     ),
     Mutant(
@@ -66,8 +66,8 @@ MUTANTS = [
     ),
     Mutant(
         "residual with the wrong sign",
-        "sink.put(i, a - to_floats(codes) * scale);",
-        "sink.put(i, to_floats(codes) * scale - a);",
+        "sink.put(i, a - to_floats(code) * scale);",
+        "sink.put(i, to_floats(code) * scale - a);",
         QUANTIZE,
     ),
     Mutant(
