@@ -45,15 +45,22 @@ MUTANTS = [
     Mutant(
         "ties away from zero",
         "cpu/quantize.cpp",
-        "position = __builtin_rint(position);",
-        "position = __builtin_round(position);",
+        "codes = round_nearest(a * reciprocal);",
+        "codes = round_down(a * reciprocal + 0.5f);",
         QUANTIZE,
     ),
     Mutant(
-        "random bytes big-endian",
-        "core/philox.h",
-        ">> (8 * (index & 3))",
-        ">> (24 - 8 * (index & 3))",
+        "random words in another order",
+        "cpu/random.h",
+        "joined(s.word[2], s.word[3])",
+        "joined(s.word[3], s.word[2])",
+        QUANTIZE,
+    ),
+    Mutant(
+        "draws repeat within a block",
+        "cpu/random.h",
+        "return bytes_ + kDrawNbytes * (draw - first_);",
+        "return bytes_;",
         QUANTIZE,
     ),
     Mutant(
@@ -66,15 +73,15 @@ MUTANTS = [
     Mutant(
         "residual with the wrong sign",
         "cpu/quantize.cpp",
-        "sink.put(i, a - static_cast<C>(code) * s.scale);",
-        "sink.put(i, static_cast<C>(code) * s.scale - a);",
+        "sink.put(i, a - to_floats(codes) * scale);",
+        "sink.put(i, to_floats(codes) * scale - a);",
         QUANTIZE,
     ),
     Mutant(
         "owner's error replaces the residual",
         "cpu/quantize.cpp",
-        "store(residual, i, load<float>(residual, i) + static_cast<float>(error));",
-        "store(residual, i, static_cast<float>(error));",
+        "store_floats<float>(residual, i, load_floats<float>(residual, i) + error);",
+        "store_floats<float>(residual, i, error);",
         QUANTIZE,
     ),
     Mutant(
@@ -89,6 +96,13 @@ MUTANTS = [
         "cpu/quantize.cpp",
         "store_word(pack_word(group, count, kBits),",
         "store_word(pack_word(group, kPackGroup, kBits),",
+        QUANTIZE,
+    ),
+    Mutant(
+        "groups of codes end within a byte",
+        "cpu/quantize.cpp",
+        "constexpr int kWhole = kLanes > kPackGroup ? kLanes : kPackGroup;",
+        "constexpr int kWhole = kLanes;",
         QUANTIZE,
     ),
     Mutant(
@@ -122,8 +136,8 @@ MUTANTS = [
     Mutant(
         "sum in another order of ranks",
         "cpu/reduce.cpp",
-        "acc += load_compute<T>(args.parts.rows[rank].data, i);",
-        "acc += load_compute<T>(args.parts.rows[args.parts.count - rank].data, i);",
+        "acc += load_floats<T>(args.parts.rows[rank].data, i);",
+        "acc += load_floats<T>(args.parts.rows[args.parts.count - rank].data, i);",
         ("test_reduce.py",),
     ),
     Mutant(
@@ -136,8 +150,8 @@ MUTANTS = [
     Mutant(
         "overflow to Inf enters the residual",
         "cpu/cast.cpp",
-        "finite ? static_cast<float>(a - decoded) : old_value",
-        "static_cast<float>(a - decoded)",
+        "choose(finite_mask(decoded), a - decoded, old_values)",
+        "a - decoded",
         ("test_cast.py",),
     ),
     Mutant(

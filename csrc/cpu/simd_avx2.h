@@ -91,4 +91,12 @@ COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
   return bits_as<Wide>(_mm256_mul_epu32(bits_as<__m256i>(a), bits_as<__m256i>(b)));
 }
 
+// a[0] b[0] a[2] b[2] ..., and a[1] b[1] a[3] b[3] ...
+COMMKERN_INLINE Wide interleave_even(Wide a, Wide b) {
+  return bits_as<Wide>(_mm256_unpacklo_epi64(bits_as<__m256i>(a), bits_as<__m256i>(b)));
+}
+COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) {
+  return bits_as<Wide>(_mm256_unpackhi_epi64(bits_as<__m256i>(a), bits_as<__m256i>(b)));
+}
+
 COMMKERN_END_ISA

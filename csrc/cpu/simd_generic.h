@@ -112,4 +112,7 @@ COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
 }
 #endif
 
+COMMKERN_INLINE Wide interleave_even(Wide a, Wide b) { return Wide{a[0], b[0]}; }
+COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) { return Wide{a[1], b[1]}; }
+
 COMMKERN_END_ISA

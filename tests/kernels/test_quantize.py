@@ -227,6 +227,13 @@ def test_awkward_values(compiled: Any, dtype: str, bits: int, rounding: str) -> 
         compare(compiled, "requantize_sum", **sum_case(case, 1) | parts)
 
 
+def test_draws_wrap_at_32_bits(compiled: Any) -> None:
+    """Far into a parameter: the counter word is the draw modulo 2^32."""
+    case = quantize_case("float32", 8, 16, [700, 700], rounding="stochastic")
+    case["spans"]["begin"] = [(2**32 - 3) * 16, 2**58]
+    compare(compiled, "quantize", **case)
+
+
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 def test_pieces_equal_the_whole(implementation: Any, rounding: str) -> None:
     """Bits are a function of (parameter, offset, step), not of how spans are cut."""
