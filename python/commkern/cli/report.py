@@ -74,7 +74,7 @@ def _entry(item: dict[str, Any]) -> Entry:
     stats, extra = item["stats"], item.get("extra_info") or {}
     median = float(stats["median"])
     return Entry(
-        name=item["name"],
+        name=item["name"].removeprefix("test_"),
         group=item.get("group") or "",
         median=median,
         spread=float(stats["iqr"]) / median if median else 0.0,
@@ -86,15 +86,14 @@ def _entry(item: dict[str, Any]) -> Entry:
 
 def show(entries: list[Entry]) -> None:
     """Print one table a group."""
-    rich, escape = load("rich.table", "rich"), load("rich.markup", "rich").escape
+    escape = load("rich.markup", "rich").escape
     console = load("rich.console", "rich").Console()
     for group in dict.fromkeys(entry.group for entry in entries):
         members = [entry for entry in entries if entry.group == group]
         peers = list(dict.fromkeys(peer for e in members for peer in e.ratios))
-        table = rich.Table(title=escape(group), title_justify="left")
-        table.add_column("benchmark", overflow="fold")
-        for heading in ("median", "spread", "GB/s", *(f"/ {peer}" for peer in peers)):
-            table.add_column(heading, justify="right")
+        over = [escape("/ " + peer.replace(" ", "\n")) for peer in peers]
+        table = _table(["median", "spread", "GB/s", *over], members)
+        table.title = escape(group)
         for entry in members:
             ratios = [_ratio(entry.ratios.get(peer)) for peer in peers]
             rate = f"{entry.nbytes / entry.median / 1e9:.2f}" if entry.nbytes else "-"
@@ -113,16 +112,13 @@ def show(entries: list[Entry]) -> None:
 
 def compare(old: list[Entry], new: list[Entry]) -> None:
     """Print new over old for every benchmark that both files have."""
-    rich, escape = load("rich.table", "rich"), load("rich.markup", "rich").escape
+    escape = load("rich.markup", "rich").escape
     console = load("rich.console", "rich").Console()
     before = {(entry.group, entry.name): entry for entry in old}
-    table = rich.Table()
-    table.add_column("benchmark", overflow="fold")
-    for heading in ("old", "new", "new / old", "noise", "verdict"):
-        table.add_column(heading, justify="right")
     shared = [e for e in new if (e.group, e.name) in before]
     if not shared:
         raise CliError("the two files have no benchmark in common", 1)
+    table = _table(["old", "new", "new / old", "noise", "verdict"], shared)
     for entry in shared:
         reference = before[entry.group, entry.name]
         ratio = entry.median / reference.median if reference.median else float("nan")
@@ -143,6 +139,18 @@ def compare(old: list[Entry], new: list[Entry]) -> None:
         style="dim",
         highlight=False,
     )
+
+
+def _table(headings: list[str], entries: list[Entry]) -> Any:
+    simple = load("rich.box", "rich").SIMPLE_HEAD
+    table = load("rich.table", "rich").Table(
+        box=simple, padding=(0, 1, 0, 0), title_justify="left"
+    )
+    longest = max(len(entry.name) for entry in entries)
+    table.add_column("benchmark", overflow="fold", min_width=min(longest, 36))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def verdict(ratio: float, noise: float) -> str:
