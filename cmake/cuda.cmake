@@ -32,6 +32,8 @@ string(REGEX REPLACE "(^| )([0-9]+[a-z]?)" "\\1sm_\\2 compute_\\2" archs "${arch
 file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
 add_library(commkern_cuda_kernels OBJECT ${cuda_kernels})
 target_include_directories(commkern_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
+set_target_properties(commkern_cuda_kernels PROPERTIES
+  CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_compile_features(commkern_cuda_kernels PRIVATE cuda_std_20)
 target_compile_options(commkern_cuda_kernels PRIVATE
   --fmad=false -ftz=false -prec-div=true -prec-sqrt=true -Xcompiler=-Wall,-Wextra

@@ -88,8 +88,8 @@ void run_on_device(const std::string& name, const KernelTable& table,
 void call_cuda(const std::string& name, const py::dict& given, uintptr_t device_spans,
                uintptr_t stream) {
   const KernelTable& table = cuda_table();
-#define COMMKERN_CALL(entry, Args)                                                  \
-  if (name == #entry) {                                                             \
+#define COMMKERN_CALL(entry, Args)                                                     \
+  if (name == #entry) {                                                                \
     return run_on_device<Args>(name, table, table.entry, given, device_spans, stream); \
   }
   COMMKERN_KERNELS(COMMKERN_CALL)

@@ -1,6 +1,5 @@
-#include "cuda/cast.cuh"
-
 #include "core/check.h"
+#include "cuda/cast.cuh"
 #include "cuda/dispatch.h"
 #include "cuda/launch.h"
 #include "cuda/table.h"

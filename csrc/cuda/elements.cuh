@@ -88,9 +88,9 @@ COMMKERN_DEVICE ResidualRun residual_of(const Residual& residual, const Span& sp
           reinterpret_cast<uint8_t*>(new_values + at)};
 }
 
-// body(row, span, first, n): the 1 ... kPerThread elements from `first` on of that span.
-// Blocks take tiles in turn over all rows, so that many short spans keep as many of
-// them busy as a long one does.
+// body(row, span, first, n): the 1 ... kPerThread elements from `first` on of that
+// span. Blocks take tiles in turn over all rows, so that many short spans keep as many
+// of them busy as a long one does.
 template <int kThreads, int kPerThread, class Body>
 COMMKERN_DEVICE void for_runs(const SpanTable& spans, const Body& body) {
   constexpr int64_t kTile = int64_t{kThreads} * kPerThread;

@@ -1,4 +1,5 @@
-// Launch numbers as data. Tests read these lines, so each stays a line of plain numbers.
+// Launch numbers as data. Tests read these lines, so each stays a line of plain
+// numbers.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ inline constexpr Tuning kUncastTuning = {256, 4, 8};
 inline constexpr Tuning kRecastSumTuning = {256, 4, 8};
 inline constexpr Tuning kDequantizeTuning = {256, 8, 8};
 
-// Their pointers travel in the kernel's parameters, of which every GPU takes 4096 bytes.
+// Their pointers travel in the kernel's parameters, of which every GPU takes 4096
+// bytes.
 inline constexpr int32_t kMaxParts = 480;
 
 }  // namespace commkern::cuda

@@ -36,7 +36,8 @@ inline constexpr const char* kTableCapsule = "commkern.KernelTable";
 struct KernelTable {
   uint32_t version = kKernelTableVersion;
   const char* filler = "";
-#define COMMKERN_ENTRY(name, Args) void (*name)(const Args& args, void* stream) = nullptr;
+#define COMMKERN_ENTRY(name, Args) \
+  void (*name)(const Args& args, void* stream) = nullptr;
   COMMKERN_KERNELS(COMMKERN_ENTRY)
 #undef COMMKERN_ENTRY
 };
