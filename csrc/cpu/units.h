@@ -7,7 +7,10 @@
 COMMKERN_BEGIN_ISA
 
 // Fewer elements than this a thread are not worth waking it.
-inline constexpr int64_t kElementsPerThread = 32 * 1024;
+inline constexpr int64_t kElementsPerThread = 64 * 1024;
+
+// The unit that makes one of every span, whatever its length.
+inline constexpr int64_t kWholeSpan = int64_t{1} << 60;
 
 template <class Body>
 struct UnitLoop {
