@@ -5,6 +5,7 @@
 
 namespace commkern::bindings {
 
+void register_cuda(pybind11::module_& m);
 void register_kernels(pybind11::module_& m);
 void register_runtime(pybind11::module_& m);
 

@@ -4,7 +4,7 @@
 // any width.
 #pragma once
 
-#include <cstring>
+#include <cstdint>
 
 #include "core/numerics.h"
 

@@ -11,6 +11,15 @@
 #define COMMKERN_HD static inline __attribute__((always_inline))
 #endif
 
+// True in code that a GPU runs, and where tests put themselves in its place.
+#if !defined(COMMKERN_DEVICE_CODE)
+#if defined(__CUDA_ARCH__)
+#define COMMKERN_DEVICE_CODE true
+#else
+#define COMMKERN_DEVICE_CODE false
+#endif
+#endif
+
 namespace commkern {
 
 // Storage of 16-bit elements; arithmetic happens in fp32.
@@ -109,10 +118,36 @@ COMMKERN_HD BFloat16 float_to_bfloat16(float x) {
   return BFloat16{static_cast<uint16_t>(is_nan ? nan : rounded)};
 }
 
+// What x86 and Arm make of a NaN: quiet, with its sign and upper payload bits.
+COMMKERN_HD float narrow_nan(double x) {
+  const uint64_t bits = bits_as<uint64_t>(x);
+  const uint32_t sign = static_cast<uint32_t>(bits >> 32) & 0x80000000u;
+  const uint32_t payload = static_cast<uint32_t>(bits >> 29) & 0x003fffffu;
+  return bits_as<float>(sign | FloatBits<float>::kNan | payload);
+}
+
+COMMKERN_HD double widen_nan(float x) {
+  const uint64_t bits = bits_as<uint32_t>(x);
+  const uint64_t sign = (bits & 0x80000000u) << 32;
+  const uint64_t payload = (bits & 0x003fffffu) << 29;
+  return bits_as<double>(sign | FloatBits<double>::kNan | payload);
+}
+
+// A GPU's own conversions make every NaN the same one.
+COMMKERN_HD float to_float(double x) {
+  if (COMMKERN_DEVICE_CODE && x != x) return narrow_nan(x);
+  return static_cast<float>(x);
+}
+
+COMMKERN_HD double to_double(float x) {
+  if (COMMKERN_DEVICE_CODE && x != x) return widen_nan(x);
+  return static_cast<double>(x);
+}
+
 // Round to odd, so that a second rounding to 16 bits gives what one would have given.
 // The error of an Inf is NaN: it stays as it is.
 COMMKERN_HD float narrow_to_odd(double x) {
-  const float nearest = static_cast<float>(x);
+  const float nearest = to_float(x);
   const double error = x - static_cast<double>(nearest);
   const uint32_t bits = bits_as<uint32_t>(nearest);
   const bool away = (error > 0) == (x > 0);
@@ -140,6 +175,10 @@ COMMKERN_HD To convert(From x) {
     } else {
       return float_to_bfloat16(narrow);
     }
+  } else if constexpr (is_same<From, double> && is_same<To, float>) {
+    return to_float(x);
+  } else if constexpr (is_same<From, float> && is_same<To, double>) {
+    return to_double(x);
   } else {
     return static_cast<To>(x);
   }

@@ -26,6 +26,11 @@ class Draws {
     return bytes_ + kDrawNbytes * (draw - first_);
   }
 
+  // Draws from that one on whose bytes follow each other.
+  COMMKERN_MEMBER int64_t left_from(uint64_t draw) const {
+    return static_cast<int64_t>(filled_ - (draw - first_));
+  }
+
  private:
   static constexpr int kDrawNbytes = 16;
   static constexpr int kHalf = kLanes / 2;  // draws in one vector of 64-bit lanes

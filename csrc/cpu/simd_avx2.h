@@ -14,6 +14,11 @@ using Words = uint32_t __attribute__((vector_size(32)));
 using Halves = uint16_t __attribute__((vector_size(16)));
 using Wide = uint64_t __attribute__((vector_size(32)));
 
+// For exact results only: it may or may not round in between.
+COMMKERN_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+
 COMMKERN_INLINE Ints round_nearest(Floats x) {
   return bits_as<Ints>(_mm256_cvtps_epi32(x));
 }

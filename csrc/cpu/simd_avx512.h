@@ -19,6 +19,11 @@ using Words = uint32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 using Wide = uint64_t __attribute__((vector_size(64)));
 
+// For exact results only: it may or may not round in between.
+COMMKERN_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+  return _mm512_fmadd_ps(a, b, c);
+}
+
 COMMKERN_INLINE Ints round_nearest(Floats x) {
   return bits_as<Ints>(
       _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

@@ -26,8 +26,13 @@ namespace commkern {
 // Raise this whenever the list, an argument struct or Span changes.
 inline constexpr uint32_t kKernelTableVersion = 1;
 
+// How a module hands over its table: a capsule of this name. `version` comes first in
+// every version, so that it can be read before anything else is believed.
+inline constexpr const char* kTableCapsule = "commkern.KernelTable";
+
 // `stream` is a cudaStream_t for CUDA tables and ignored by CPU ones. A null entry is a
-// kernel that the filler does not have.
+// kernel that the filler does not have. In the arguments of a CUDA table `spans.rows`
+// and all buffers are device memory, each part's too; `parts.rows` itself is not.
 struct KernelTable {
   uint32_t version = kKernelTableVersion;
   const char* filler = "";

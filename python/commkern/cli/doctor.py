@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 from typing import Any
@@ -44,6 +43,7 @@ def _show_versions() -> None:
     import torch
 
     import commkern
+    from commkern import backend
 
     _show("commkern", f"{commkern.__version__} in {os.path.dirname(commkern.__file__)}")
     _show("Python", f"{platform.python_version()}, {platform.platform()}")
@@ -56,8 +56,7 @@ def _show_versions() -> None:
         _show("torch", f"{torch.__version__}, built without torch.distributed")
     _show("CPU", f"{platform.machine()}, {os.cpu_count()} logical cores")
     _show("GPU", _gpu(torch))
-    built = importlib.util.find_spec("commkern._cuda") is not None
-    _show("CUDA module", "built" if built else "not built: tensors on CPU only")
+    _show("CUDA module", backend.cuda_status())
 
 
 def _gpu(torch: Any) -> str:
