@@ -67,7 +67,8 @@ COMMKERN_DEVICE bool uncast_run(const UncastArgs& args, bool add, const Span& sp
     C value = convert<C>(wire.at[k]) * factor;
     if (add) value = convert<C>(results.at[k]) + value;
     results.at[k] = convert<T>(value);
-    if (k < n) finite = finite && is_finite(convert<C>(results.at[k]));
+    // Behind n stand zeros: they are finite where `factor` is.
+    finite = finite && is_finite(convert<C>(results.at[k]));
   }
   store_run(output, results, n);
   return finite;
