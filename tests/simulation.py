@@ -35,7 +35,7 @@ def two_shot(
     step: int = 0,
 ) -> torch.Tensor:
     """The result on every rank. ``residuals`` (fp32, one a rank) are updated: each with
-    its own coding error, and the first also with the owners' error, wherever they are."""
+    its own coding error, and the first also with the owners' error, wherever it is."""
     coder = compressor(coder)
     dtype, numel = dtype_name(tensors[0].dtype), tensors[0].numel()
     spans = one_span(numel, parameter_id=hash_text(name))

@@ -210,8 +210,8 @@ def test_unbiased_coders_are_right_on_average(coder) -> None:
     """The mean of N independent codings of x is within step * (1/512 + t) of x.
 
     1/512 of a step is the bias of 8 random bits. One coding lies within a step, so by
-    Hoeffding the mean strays by more than t steps with probability 2 exp(-2 N t^2): with
-    t = sqrt(ln(2e12) / 2N), less than once in 1e12 for each element.
+    Hoeffding the mean strays by more than t steps with probability 2 exp(-2 N t^2):
+    with t = sqrt(ln(2e12) / 2N), less than once in 1e12 for each element.
     """
     if not coder.unbiased():
         pytest.skip("biased by design")

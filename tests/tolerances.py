@@ -20,8 +20,8 @@ SMALLEST_DENORMAL = {"float32": 2.0**-149, "float64": 2.0**-1074}
 # 2 exp(-k^2 / 2); 1e-7 for k = 6, and seeds are fixed.
 SIGMAS = 6.0
 
-# (byte + 0.5) / 256 takes 256 values, so P(round up) is a multiple of 1/256 that differs
-# from the fraction by at most 1/512: the bias of a mean, in steps.
+# (byte + 0.5) / 256 takes 256 values, so P(round up) is a multiple of 1/256 that
+# differs from the fraction by at most 1/512: the bias of a mean, in steps.
 STOCHASTIC_BIAS = 1 / 512
 
 # fp16 data of magnitude 1e-6 (denormal there) at 8 bits: the error of an element is at

@@ -87,30 +87,20 @@ Buffer<T> from_tuple(const char* field, const py::tuple& tuple) {
           static_cast<int64_t>(nbytes)};
 }
 
-bool is_contiguous(const py::buffer_info& info) {
-  py::ssize_t expected = info.itemsize;
-  for (auto k = static_cast<size_t>(info.ndim); k-- > 0;) {
-    if (info.shape[k] > 1 && info.strides[k] != expected) return false;
-    expected *= info.shape[k];
-  }
-  return true;
-}
-
-const py::buffer_info& request(const char* field, py::handle value, bool writable,
-                               Holder& holder) {
+const View& request(const char* field, py::handle value, bool writable,
+                    Holder& holder) {
   if (PyObject_CheckBuffer(value.ptr()) == 0) {
     wrong_type(field, "a buffer, a (pointer, nbytes) tuple or None", value);
   }
-  const auto buffer = py::reinterpret_borrow<py::buffer>(value);
-  holder.buffers.push_back(buffer.request());
-  const py::buffer_info& info = holder.buffers.back();
-  if (writable && info.readonly) {
-    wrong_value(field, "writable memory", py::str("a read-only " + type_name(value)));
-  }
-  if (info.size > 0 && !is_contiguous(info)) {
+  View& view = holder.buffers.emplace_back();
+  if (PyObject_GetBuffer(value.ptr(), view.get(), PyBUF_C_CONTIGUOUS) != 0) {
+    PyErr_Clear();
     wrong_value(field, "contiguous memory", py::str("a strided " + type_name(value)));
   }
-  return info;
+  if (writable && view->readonly != 0) {
+    wrong_value(field, "writable memory", py::str("a read-only " + type_name(value)));
+  }
+  return view;
 }
 
 template <class T>
@@ -121,8 +111,8 @@ void cast_buffer(const char* field, py::handle value, bool writable, Buffer<T>& 
   } else if (py::isinstance<py::tuple>(value)) {
     out = from_tuple<T>(field, py::reinterpret_borrow<py::tuple>(value));
   } else {
-    const py::buffer_info& info = request(field, value, writable, holder);
-    out = {static_cast<T*>(info.ptr), static_cast<int64_t>(info.size * info.itemsize)};
+    const View& view = request(field, value, writable, holder);
+    out = {static_cast<T*>(view->buf), static_cast<int64_t>(view->len)};
   }
 }
 
@@ -149,15 +139,15 @@ void cast_value(const char* field, py::handle value, SpanTable& out, Holder& hol
   if (PyObject_CheckBuffer(value.ptr()) == 0) {
     wrong_type(field, "an array of dtype commkern.spans.SPAN", value);
   }
-  const py::buffer_info& info = request(field, value, false, holder);
-  if (info.ndim != 1 || info.itemsize != static_cast<py::ssize_t>(sizeof(Span))) {
+  const View& view = request(field, value, false, holder);
+  if (view->ndim != 1 || view->itemsize != static_cast<py::ssize_t>(sizeof(Span))) {
     wrong_value(field,
                 "a one-dimensional array of dtype commkern.spans.SPAN (48 bytes)",
-                py::str(std::to_string(info.ndim) + " dimensions of " +
-                        std::to_string(info.itemsize) + " bytes"));
+                py::str(std::to_string(view->ndim) + " dimensions of " +
+                        std::to_string(view->itemsize) + " bytes"));
   }
-  std::vector<Span> rows(static_cast<size_t>(info.size));
-  if (!rows.empty()) std::memcpy(rows.data(), info.ptr, rows.size() * sizeof(Span));
+  std::vector<Span> rows(static_cast<size_t>(view->shape[0]));
+  if (!rows.empty()) std::memcpy(rows.data(), view->buf, rows.size() * sizeof(Span));
   holder.spans.push_back(std::move(rows));
   const std::vector<Span>& kept = holder.spans.back();
   out = {kept.data(), static_cast<int64_t>(kept.size())};
@@ -231,10 +221,13 @@ void cast_value(const char* field, py::handle value, double& out, Holder&) {
   out = number;
 }
 
-void raise_unknown_field(const std::string& kernel, py::handle field,
+void raise_unknown_field(const std::string& kernel, const py::dict& given,
                          const py::dict& signature) {
-  throw py::type_error(kernel + "() has no field " +
-                       std::string(py::str(py::repr(field))) +
+  std::string unknown;
+  for (const auto& item : given) {
+    if (!signature.contains(item.first)) unknown = py::str(py::repr(item.first));
+  }
+  throw py::type_error(kernel + "() has no field " + unknown +
                        "; its fields are: " + field_list(signature));
 }
 

@@ -14,10 +14,25 @@ namespace commkern::bindings {
 
 namespace py = pybind11;
 
+// A buffer held through the buffer protocol.
+class View {
+ public:
+  View() = default;
+  ~View() { PyBuffer_Release(&view_); }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  Py_buffer* get() { return &view_; }
+  const Py_buffer* operator->() const { return &view_; }
+
+ private:
+  Py_buffer view_{};  // with no object in it, releasing does nothing
+};
+
 // Keeps alive and unmoved what the cast fields point to. Spans are copied, so that no
 // Python thread can change them between the check and the kernel.
 struct Holder {
-  std::deque<py::buffer_info> buffers;
+  std::deque<View> buffers;
   std::deque<std::vector<Span>> spans;
   std::deque<std::vector<ConstBytes>> parts;
 };
@@ -83,7 +98,7 @@ py::dict signature_of() {
   return fields;
 }
 
-[[noreturn]] void raise_unknown_field(const std::string& kernel, py::handle field,
+[[noreturn]] void raise_unknown_field(const std::string& kernel, const py::dict& given,
                                       const py::dict& signature);
 [[noreturn]] void raise_missing_field(const std::string& kernel, const char* field,
                                       const py::dict& signature);
@@ -94,19 +109,16 @@ template <class Args, class CastField>
 Args cast_fields(const std::string& kernel, const py::dict& given,
                  CastField cast_field) {
   Args args;
-  const py::dict signature = signature_of<Args>();
-  for (const auto& item : given) {
-    if (!signature.contains(item.first)) {
-      raise_unknown_field(kernel, item.first, signature);
-    }
-  }
+  size_t used = 0;
   visit_fields(args, [&](const char* field, auto& out) {
-    if (given.contains(field)) {
-      cast_field(field, given[field], out);
-    } else if (py::object(default_of(field, out)).is(py::ellipsis())) {
-      raise_missing_field(kernel, field, signature);
+    if (PyObject* value = PyDict_GetItemString(given.ptr(), field)) {
+      cast_field(field, py::handle(value), out);
+      ++used;
+    } else if (default_of(field, out).is(py::ellipsis())) {
+      raise_missing_field(kernel, field, signature_of<Args>());
     }
   });
+  if (used != given.size()) raise_unknown_field(kernel, given, signature_of<Args>());
   return args;
 }
 

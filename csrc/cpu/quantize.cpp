@@ -1,14 +1,11 @@
 #include "kernels/quantize.h"
 
-#include "core/bitpack.h"
-#include "cpu/random.h"
+#include "cpu/quantize_block.h"
 #include "cpu/tables.h"
 #include "cpu/units.h"
 
 COMMKERN_BEGIN_ISA
 namespace {
-
-constexpr int32_t levels_of(int bits) { return (1 << (bits - 1)) - 1; }
 
 // ---- what is quantised: a block's element i, or lanes from i, in the compute type
 // ----
@@ -83,151 +80,7 @@ struct AddSink {
   COMMKERN_MEMBER void keep(int64_t) const {}
 };
 
-// ---- one block ----
-
-template <class C, class Source>
-COMMKERN_INLINE C block_absmax(const Source& source, int64_t n) {
-  BitsOf<C> most = 0;
-  int64_t i = 0;
-  if constexpr (kHasVectors<C>) {
-    Ints lanes{};
-    for (; i + kLanes <= n; i += kLanes) {
-      lanes = larger(lanes, magnitude_of(source.lanes(i)));
-    }
-    most = largest_lane(lanes);
-  }
-  for (; i < n; ++i) {
-    const BitsOf<C> bits = magnitude_bits(source.at(i));
-    most = bits > most ? bits : most;
-  }
-  return bits_as<C>(most);
-}
-
-template <class C, bool kStochastic>
-COMMKERN_INLINE int32_t code_of(C a, const BlockScale<C>& s, int32_t levels,
-                                const uint8_t* bytes, int64_t i) {
-  C position = a * s.lift * s.reciprocal;
-  if constexpr (kStochastic) {
-    position = __builtin_floor(position + rounding_offset<C>(bytes[i % 16]));
-  } else {
-    position = __builtin_rint(position);
-  }
-  const C limit = static_cast<C>(levels);
-  position = position > limit ? limit : position;
-  position = position < -limit ? -limit : position;
-  return static_cast<int32_t>(position);
-}
-
-// Where a block's coded form goes and which draws round it.
-struct BlockOut {
-  uint8_t* scale;
-  uint8_t* codes;
-  uint64_t first_draw;
-};
-
-// Codes go out in groups of eight; blocks start on such a group.
-template <class C, int kBits, bool kStochastic, class Source, class Sink>
-COMMKERN_INLINE void quantize_scalar(const Source& source, const Sink& sink,
-                                     const BlockScale<C>& s, int64_t begin, int64_t n,
-                                     const BlockOut& out, Draws& draws) {
-  uint8_t group[kPackGroup];
-  for (int64_t i = begin; i < n; ++i) {
-    const uint8_t* bytes =
-        kStochastic ? draws.bytes_of(out.first_draw + i / 16) : nullptr;
-    const C a = source.at(i);
-    const int32_t code = code_of<C, kStochastic>(a, s, levels_of(kBits), bytes, i);
-    sink.put(i, a - static_cast<C>(code) * s.scale);
-    const int64_t j = i % kPackGroup;
-    group[j] = static_cast<uint8_t>(code);
-    if (j == kPackGroup - 1 || i == n - 1) {
-      const int count = static_cast<int>(j) + 1;
-      store_word(pack_word(group, count, kBits), out.codes + i / kPackGroup * kBits,
-                 packed_nbytes(count, kBits));
-    }
-  }
-}
-
-// The same for whole vectors of an ordinary block, up to the element it returns, which
-// begins a group. No code needs the clamp: |a * r| <= L (1 + 2^-22), as three roundings
-// went into it.
-template <int kBits, bool kStochastic, class Source, class Sink>
-COMMKERN_INLINE int64_t quantize_vectors(const Source& source, const Sink& sink,
-                                         const BlockScale<float>& s, int64_t n,
-                                         const BlockOut& out, Draws& draws) {
-  const Floats scale = broadcast(s.scale);
-  const Floats reciprocal = broadcast(s.reciprocal);
-  constexpr int kWhole = kLanes > kPackGroup ? kLanes : kPackGroup;
-  const int64_t end = n / kWhole * kWhole;
-  for (int64_t i = 0; i < end; i += kLanes) {
-    const Floats a = source.lanes(i);
-    Ints codes;
-    if constexpr (kStochastic) {
-      const uint8_t* bytes = draws.bytes_of(out.first_draw + i / 16) + i % 16;
-      const Floats byte = to_floats(widen_bytes(bytes));
-      codes = round_down(a * reciprocal + (byte + 0.5f) * 0x1p-8f);
-    } else {
-      codes = round_nearest(a * reciprocal);
-    }
-    sink.put(i, a - to_floats(codes) * scale);
-    store_codes<kBits>(out.codes + i * kBits / 8, codes);
-  }
-  return end;
-}
-
-// All codes are 0, and so the error is the value itself.
-template <class C, int kBits, class Source, class Sink>
-COMMKERN_INLINE void quantize_zeros(const Source& source, const Sink& sink, int64_t n,
-                                    const BlockOut& out) {
-  std::memset(out.codes, 0, packed_nbytes(n, kBits));
-  if constexpr (Sink::kIgnores) return;
-  for (int64_t i = 0; i < n; ++i) sink.put(i, source.at(i));
-}
-
-template <class C, int kBits, bool kStochastic, class Source, class Sink>
-COMMKERN_INLINE void quantize_block(const Source& source, const Sink& sink, int64_t n,
-                                    const BlockOut& out, Draws& draws) {
-  const C absmax = block_absmax<C>(source, n);
-  if (!is_finite(absmax)) {
-    store(out.scale, 0, bits_as<C>(FloatBits<C>::kNan));
-    std::memset(out.codes, 0, packed_nbytes(n, kBits));
-    sink.keep(n);
-    return;
-  }
-  const BlockScale<C> s = block_scale(absmax, levels_of(kBits));
-  store(out.scale, 0, s.scale);
-  if (s.scale == 0) return quantize_zeros<C, kBits>(source, sink, n, out);
-  int64_t begin = 0;
-  if constexpr (kHasVectors<C>) {
-    if (s.lift == 1) {
-      begin = quantize_vectors<kBits, kStochastic>(source, sink, s, n, out, draws);
-    }
-  }
-  quantize_scalar<C, kBits, kStochastic>(source, sink, s, begin, n, out, draws);
-}
-
 // ---- the blocks of a span ----
-
-struct BlockRange {
-  int64_t first, last;
-};
-
-// Where a span's blocks lie in its coded form.
-struct BodyLayout {
-  int64_t block_size;
-  int64_t block_nbytes;  // of the codes
-  int64_t scale_nbytes;
-  int64_t codes_offset;
-
-  template <class Args>
-  BodyLayout(const Args& args, const Span& span)
-      : block_size(args.block_size),
-        block_nbytes(packed_nbytes(args.block_size, args.bits)),
-        scale_nbytes(compute_nbytes(args.dtype)),
-        codes_offset(ceil_div(span.length, block_size) * scale_nbytes) {}
-
-  int64_t scale_at(int64_t block) const { return block * scale_nbytes; }
-  int64_t codes_at(int64_t block) const { return codes_offset + block * block_nbytes; }
-};
 
 template <class Args>
 COMMKERN_INLINE PhiloxStream stream_of(const Args& args, const Span& span) {
@@ -256,46 +109,93 @@ COMMKERN_INLINE void with_rounding(Rounding rounding, Fn fn) {
   return fn(Int<0>{});
 }
 
-template <class T, int kBits, bool kStochastic>
-void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange blocks,
-                   bool streams) {
-  using C = ComputeOf<T>;
+// Blocks are worked on a few at a time, so that one's divisions pass while another's
+// codes are made; more at once makes the traffic to memory uneven (measured).
+constexpr int64_t kMaxBatch = 8;
+constexpr int64_t kBatchElements = 512;
+
+// `Blocks` gives, for a block's number: first_look and second_look (Sources of equal
+// values) and sink.
+template <class C, int kBits, bool kStochastic, class Args, class Blocks>
+COMMKERN_INLINE void quantize_blocks(const Args& args, const Span& span,
+                                     BlockRange range, const Blocks& blocks) {
   const BodyLayout layout(args, span);
-  const uint8_t* input = args.input.data + span.offset * sizeof(T);
+  const int64_t block_size = layout.block_size;
+  const int64_t fitting = kBatchElements / block_size;
+  const int64_t batch = smaller(fitting < 1 ? 1 : fitting, kMaxBatch);
   uint8_t* body = args.payload.data + span.body;
-  const ResidualSpan residual = residual_of(args.residual, span);
   Draws draws(stream_of(args, span));
-  for (int64_t block = blocks.first; block < blocks.last; ++block) {
-    const int64_t begin = block * layout.block_size;
-    const int64_t n = smaller(layout.block_size, span.length - begin);
-    const BlockOut out{body + layout.scale_at(block), body + layout.codes_at(block),
-                       first_draw_of(span, block, layout.block_size)};
-    const uint8_t* x = input + begin * sizeof(T);
-    if (residual) {
-      const ResidualSpan here = residual.from(begin);
-      const bool streams_here = streams && can_stream(here.new_values);
-      quantize_block<C, kBits, kStochastic>(FeedbackSource<T>{x, here.old_values},
-                                            WriteSink{here, streams_here}, n, out,
-                                            draws);
-    } else {
-      quantize_block<C, kBits, kStochastic>(PlainSource<T>{x}, NoSink{}, n, out, draws);
+  C absmax[kMaxBatch];
+  const auto length = [&](int64_t block) {
+    return smaller(block_size, span.length - block * block_size);
+  };
+  for (int64_t first = range.first; first < range.last; first += batch) {
+    const int64_t last = smaller(first + batch, range.last);
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t n = length(block);
+      absmax[block - first] = block_absmax<C>(blocks.first_look(block, n), n);
+    }
+    for (int64_t block = first; block < last; ++block) {
+      const BlockOut out{body + layout.scale_at(block), body + layout.codes_at(block),
+                         first_draw_of(span, block, block_size)};
+      quantize_block<C, kBits, kStochastic>(blocks.second_look(block),
+                                            blocks.sink(block), absmax[block - first],
+                                            length(block), out, draws);
     }
   }
 }
 
+template <class T>
+struct PlainBlocks {
+  const uint8_t* input;  // of the span
+  int64_t block_size;
+
+  COMMKERN_MEMBER PlainSource<T> second_look(int64_t block) const {
+    return {input + block * block_size * static_cast<int64_t>(sizeof(T))};
+  }
+  COMMKERN_MEMBER PlainSource<T> first_look(int64_t block, int64_t) const {
+    return second_look(block);
+  }
+  COMMKERN_MEMBER NoSink sink(int64_t) const { return {}; }
+};
+
+template <class T>
+struct FeedbackBlocks {
+  PlainBlocks<T> plain;
+  ResidualSpan residual;
+  bool streams;
+
+  COMMKERN_MEMBER ResidualSpan of(int64_t block) const {
+    return residual.from(block * plain.block_size);
+  }
+  COMMKERN_MEMBER FeedbackSource<T> second_look(int64_t block) const {
+    return {plain.second_look(block).input, of(block).old_values};
+  }
+  COMMKERN_MEMBER FeedbackSource<T> first_look(int64_t block, int64_t) const {
+    return second_look(block);
+  }
+  COMMKERN_MEMBER WriteSink sink(int64_t block) const {
+    const ResidualSpan here = of(block);
+    return {here, streams && can_stream(here.new_values)};
+  }
+};
+
+template <class T, int kBits, bool kStochastic>
+void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange range,
+                   bool streams) {
+  using C = ComputeOf<T>;
+  const PlainBlocks<T> plain{args.input.data + span.offset * sizeof(T),
+                             args.block_size};
+  const ResidualSpan residual = residual_of(args.residual, span);
+  if (residual) {
+    const FeedbackBlocks<T> blocks{plain, residual, streams};
+    quantize_blocks<C, kBits, kStochastic>(args, span, range, blocks);
+  } else {
+    quantize_blocks<C, kBits, kStochastic>(args, span, range, plain);
+  }
+}
+
 // ---- decoding ----
-
-template <class C, int kBits>
-COMMKERN_INLINE C decode(const uint8_t* codes, int64_t i, C scale) {
-  const int64_t bit = i * kBits;
-  const uint32_t code = static_cast<uint32_t>(codes[bit / 8]) >> (bit % 8);
-  return static_cast<C>(signed_code(code, kBits)) * scale;
-}
-
-template <int kBits>
-COMMKERN_INLINE Floats decode_lanes(const uint8_t* codes, int64_t i, float scale) {
-  return to_floats(load_codes<kBits>(codes + i * kBits / 8)) * broadcast(scale);
-}
 
 template <class T, int kBits, bool kAdd>
 COMMKERN_INLINE void dequantize_block(const uint8_t* codes, ComputeOf<T> scale,
@@ -376,31 +276,49 @@ COMMKERN_INLINE void sum_block(const Parts& parts, int64_t scale_at, int64_t cod
   }
 }
 
-constexpr int64_t kMaxBlock = 8192;
+// The sums of the blocks in work, each in a slot of `acc`.
+template <class C, int kBits, class MakeSink>
+struct SumBlocks {
+  const RequantizeSumArgs& args;
+  const Span& span;
+  BodyLayout layout;
+  MakeSink make_sink;
+  C* acc;
+  int64_t slots;
+
+  COMMKERN_MEMBER C* slot(int64_t block) const {
+    return acc + block % slots * layout.block_size;
+  }
+  COMMKERN_MEMBER BufferSource<C> second_look(int64_t block) const {
+    return {slot(block)};
+  }
+  COMMKERN_MEMBER BufferSource<C> first_look(int64_t block, int64_t n) const {
+    sum_block<C, kBits>(args.parts, span.body + layout.scale_at(block),
+                        span.body + layout.codes_at(block), slot(block), n);
+    return second_look(block);
+  }
+  COMMKERN_MEMBER auto sink(int64_t block) const {
+    return make_sink(block * layout.block_size);
+  }
+};
 
 template <class C, int kBits, bool kStochastic>
 void requantize_span(const RequantizeSumArgs& args, const Span& span,
-                     BlockRange blocks) {
+                     BlockRange range) {
+  constexpr int64_t kLargestBlock = 8192;
+  alignas(64) C acc[kLargestBlock];
+  const int64_t slots = smaller(kLargestBlock / args.block_size, kMaxBatch);
   const BodyLayout layout(args, span);
-  uint8_t* body = args.payload.data + span.body;
   const ResidualSpan residual = residual_of(args.residual, span);
-  Draws draws(stream_of(args, span));
-  alignas(64) C acc[kMaxBlock];
-  const BufferSource<C> source{acc};
-  for (int64_t block = blocks.first; block < blocks.last; ++block) {
-    const int64_t begin = block * layout.block_size;
-    const int64_t n = smaller(layout.block_size, span.length - begin);
-    const int64_t scale_at = layout.scale_at(block);
-    const int64_t codes_at = layout.codes_at(block);
-    const BlockOut out{body + scale_at, body + codes_at,
-                       first_draw_of(span, block, layout.block_size)};
-    sum_block<C, kBits>(args.parts, span.body + scale_at, span.body + codes_at, acc, n);
-    if (residual) {
-      const AddSink sink{residual.from(begin).new_values};
-      quantize_block<C, kBits, kStochastic>(source, sink, n, out, draws);
-    } else {
-      quantize_block<C, kBits, kStochastic>(source, NoSink{}, n, out, draws);
-    }
+  const auto run = [&](auto make_sink) {
+    const SumBlocks<C, kBits, decltype(make_sink)> blocks{args,      span, layout,
+                                                          make_sink, acc,  slots};
+    quantize_blocks<C, kBits, kStochastic>(args, span, range, blocks);
+  };
+  if (residual) {
+    run([&](int64_t begin) { return AddSink{residual.from(begin).new_values}; });
+  } else {
+    run([](int64_t) { return NoSink{}; });
   }
 }
 

@@ -26,6 +26,11 @@ class Draws {
     return bytes_ + kDrawNbytes * (draw - first_);
   }
 
+  // Draws from that one on whose bytes follow each other.
+  COMMKERN_MEMBER int64_t left_from(uint64_t draw) const {
+    return static_cast<int64_t>(filled_ - (draw - first_));
+  }
+
  private:
   static constexpr int kDrawNbytes = 16;
   static constexpr int kHalf = kLanes / 2;  // draws in one vector of 64-bit lanes
@@ -38,7 +43,7 @@ class Draws {
 
   COMMKERN_MEMBER State start(uint64_t draw) const {
     Wide index{};
-    // Draw 2i in lane i and the upper half after it: interleaving restores the order.
+    // The even lanes count first, as finish() stores them first.
     for (int lane = 0; lane < kHalf; ++lane) {
       index[lane] = static_cast<uint64_t>(lane % 2 * (kHalf / 2) + lane / 2);
     }
@@ -61,16 +66,11 @@ class Draws {
   COMMKERN_MEMBER void finish(const State& s, uint8_t* out) const {
     const Wide front = joined(s.word[0], s.word[1]);
     const Wide back = joined(s.word[2], s.word[3]);
-    Wide even{}, odd{};
-    for (int lane = 0; lane < kHalf; ++lane) {  // one shuffle each
-      even[lane] = (lane % 2 == 0 ? front : back)[lane / 2 * 2];
-      odd[lane] = (lane % 2 == 0 ? front : back)[lane / 2 * 2 + 1];
-    }
-    store(out, 0, even);
-    store(out, 1, odd);
+    store(out, 0, interleave_even(front, back));
+    store(out, 1, interleave_odd(front, back));
   }
 
-  void fill(uint64_t draw) {
+  __attribute__((noinline)) void fill(uint64_t draw) {
     State a = start(draw);
     State b = start(draw + kHalf);
     for (int round = 0; round < kPhiloxRounds; ++round) {

@@ -22,6 +22,12 @@ COMMKERN_INLINE Ints broadcast_bits(uint32_t x) {
 
 COMMKERN_INLINE Floats to_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 
+// As rounding_offset() of core/philox.h; exact, so that fusing it changes nothing.
+COMMKERN_INLINE Floats rounding_offsets(const uint8_t* bytes) {
+  return multiply_add(to_floats(widen_bytes(bytes)), Floats{} + 0x1p-8f,
+                      Floats{} + 0x1p-9f);
+}
+
 COMMKERN_INLINE Ints magnitude_of(Floats x) {
   return bits_as<Ints>(x) & broadcast_bits(~FloatBits<float>::kSign);
 }

@@ -14,6 +14,11 @@ using Words = uint32_t __attribute__((vector_size(32)));
 using Halves = uint16_t __attribute__((vector_size(16)));
 using Wide = uint64_t __attribute__((vector_size(32)));
 
+// For exact results only: it may or may not round in between.
+COMMKERN_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+  return _mm256_fmadd_ps(a, b, c);
+}
+
 COMMKERN_INLINE Ints round_nearest(Floats x) {
   return bits_as<Ints>(_mm256_cvtps_epi32(x));
 }
@@ -89,6 +94,14 @@ COMMKERN_INLINE void stream_fence() { _mm_sfence(); }
 // The products of the low 32 bits of each lane.
 COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
   return bits_as<Wide>(_mm256_mul_epu32(bits_as<__m256i>(a), bits_as<__m256i>(b)));
+}
+
+// a[0] b[0] a[2] b[2] ..., and a[1] b[1] a[3] b[3] ...
+COMMKERN_INLINE Wide interleave_even(Wide a, Wide b) {
+  return bits_as<Wide>(_mm256_unpacklo_epi64(bits_as<__m256i>(a), bits_as<__m256i>(b)));
+}
+COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) {
+  return bits_as<Wide>(_mm256_unpackhi_epi64(bits_as<__m256i>(a), bits_as<__m256i>(b)));
 }
 
 COMMKERN_END_ISA

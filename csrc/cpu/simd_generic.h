@@ -16,7 +16,11 @@ using Ints = int32_t __attribute__((vector_size(16)));
 using Words = uint32_t __attribute__((vector_size(16)));
 using Halves = uint16_t __attribute__((vector_size(8)));
 using Bytes = uint8_t __attribute__((vector_size(4)));
+using SignedBytes = int8_t __attribute__((vector_size(4)));
 using Wide = uint64_t __attribute__((vector_size(16)));
+
+// For exact results only: it may or may not round in between.
+COMMKERN_INLINE Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 
 // Adding 1.5 * 2^23 leaves the rounded number in the low bits; good for |x| < 2^22.
 COMMKERN_INLINE Ints round_nearest(Floats x) {
@@ -37,13 +41,43 @@ COMMKERN_INLINE uint32_t largest_lane(Ints x) {
   return low > high ? low : high;
 }
 
-COMMKERN_INLINE Ints widen_bytes(const uint8_t* bytes) {
-  return __builtin_convertvector(load<Bytes>(bytes, 0), Ints);
+// Four bytes to and from four words.
+#if defined(__SSE4_1__)
+COMMKERN_INLINE __m128i load_4_bytes(const uint8_t* in) {
+  return _mm_cvtsi32_si128(load<int32_t>(in, 0));
 }
-
+COMMKERN_INLINE Ints widen_bytes(const uint8_t* in) {
+  return bits_as<Ints>(_mm_cvtepu8_epi32(load_4_bytes(in)));
+}
+COMMKERN_INLINE Ints widen_signed_bytes(const uint8_t* in) {
+  return bits_as<Ints>(_mm_cvtepi8_epi32(load_4_bytes(in)));
+}
+COMMKERN_INLINE Wide widen_2_bytes(const uint8_t* in) {
+  return bits_as<Wide>(_mm_cvtepu8_epi64(_mm_cvtsi32_si128(load<uint16_t>(in, 0))));
+}
+COMMKERN_INLINE void store_low_bytes(uint8_t* out, Ints x) {
+  const __m128i low = _mm_set1_epi32(0x0c080400);
+  store(out, 0, _mm_cvtsi128_si32(_mm_shuffle_epi8(bits_as<__m128i>(x), low)));
+}
+COMMKERN_INLINE Halves narrow_words(Words x) {
+  const __m128i packed = _mm_packus_epi32(bits_as<__m128i>(x), bits_as<__m128i>(x));
+  return bits_as<Halves>(_mm_cvtsi128_si64(packed));
+}
+#else
+COMMKERN_INLINE Ints widen_bytes(const uint8_t* in) {
+  return __builtin_convertvector(load<Bytes>(in, 0), Ints);
+}
+COMMKERN_INLINE Ints widen_signed_bytes(const uint8_t* in) {
+  return __builtin_convertvector(load<SignedBytes>(in, 0), Ints);
+}
+COMMKERN_INLINE Wide widen_2_bytes(const uint8_t* in) { return Wide{in[0], in[1]}; }
+COMMKERN_INLINE void store_low_bytes(uint8_t* out, Ints x) {
+  store(out, 0, __builtin_convertvector(x, Bytes));
+}
 COMMKERN_INLINE Halves narrow_words(Words x) {
   return __builtin_convertvector(x, Halves);
 }
+#endif
 
 // As half_to_float and float_to_half of core/numerics.h, lane by lane.
 COMMKERN_INLINE Floats widen_half(Halves x) {
@@ -73,23 +107,22 @@ COMMKERN_INLINE Halves narrow_half(Floats x) {
 template <int kBits>
 COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
   if constexpr (kBits == 8) {
-    store(out, 0, __builtin_convertvector(codes, Bytes));
+    store_low_bytes(out, codes);
   } else {
     // Two codes meet in the low byte of each 64-bit lane.
     const Wide nibbles = bits_as<Wide>(codes & 15);
-    const Wide pairs = nibbles | (nibbles >> 28);
+    const Ints pairs = bits_as<Ints>(nibbles | (nibbles >> 28));
     out[0] = static_cast<uint8_t>(pairs[0]);
-    out[1] = static_cast<uint8_t>(pairs[1]);
+    out[1] = static_cast<uint8_t>(pairs[2]);
   }
 }
 
 template <int kBits>
 COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
   if constexpr (kBits == 8) {
-    using SignedBytes = int8_t __attribute__((vector_size(4)));
-    return __builtin_convertvector(load<SignedBytes>(in, 0), Ints);
+    return widen_signed_bytes(in);
   } else {
-    const Wide words = {in[0], in[1]};
+    const Wide words = widen_2_bytes(in);
     return bits_as<Ints>((words << 56) | (words << 28)) >> 28;
   }
 }
@@ -111,5 +144,8 @@ COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
   return (a & 0xffffffffu) * (b & 0xffffffffu);
 }
 #endif
+
+COMMKERN_INLINE Wide interleave_even(Wide a, Wide b) { return Wide{a[0], b[0]}; }
+COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) { return Wide{a[1], b[1]}; }
 
 COMMKERN_END_ISA

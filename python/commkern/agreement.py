@@ -22,8 +22,8 @@ def explain(
 ) -> CommkernError:
     """The exception for two preambles that differ.
 
-    ``description`` holds the texts behind the preamble's hashes. ``exchange_text`` sends
-    our text to the peer and returns the peer's; without it the hashes are shown.
+    ``description`` holds the texts behind the preamble's hashes. ``exchange_text``
+    sends our text to the peer and returns the peer's; without it the hashes are shown.
     """
     found = difference(expected, received)
     assert found is not None, "called for equal preambles"

@@ -43,7 +43,7 @@ class ReduceState:
         self._entries: dict[str, _Entry] = {}
 
     def entry(self, name: str, tensor: torch.Tensor) -> _Entry:
-        """What is kept for a name; ValueError for another shape or dtype than before."""
+        """What is kept for a name; ValueError where shape or dtype differ from it."""
         found = self._entries.get(name)
         if found is None:
             sizes = {} if self.feedback is None else {name: tensor.numel()}

@@ -19,7 +19,7 @@ from commkern.compose import Settings, compose
 from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
 from commkern.residuals import ResidualStore
-from commkern.transports import ProcessGroupTransport
+from commkern.transports import EndpointTransport, ProcessGroupTransport
 
 _PLANS_KEPT = 256
 T = TypeVar("T")
@@ -113,8 +113,8 @@ class GroupWorker:
     ) -> Outcome:
         """Reduce ``data`` (flat, contiguous) in place; called on the worker's thread.
 
-        Elements of parameters that no rank used become 0, and their residual is one that
-        the caller must not commit.
+        Elements of parameters that no rank used become 0, and their residual is one
+        that the caller must not commit.
         """
         sizes = {k: v for k, v in plan.buffers.items() if k not in EXTERNAL}
         workspace = self._workspace.reserve(sizes)
@@ -173,7 +173,7 @@ def worker(group: Any = None) -> GroupWorker:
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not a member of the group")
     if group not in _WORKERS:
-        is_process_group = isinstance(group, dist.ProcessGroup)
-        transport = ProcessGroupTransport(group) if is_process_group else group
-        _WORKERS[group] = GroupWorker(transport)
+        over_processes = isinstance(group, dist.ProcessGroup)
+        transport = ProcessGroupTransport if over_processes else EndpointTransport
+        _WORKERS[group] = GroupWorker(transport(group))
     return _WORKERS[group]

@@ -55,9 +55,10 @@ class Payload:
 def decode(data: Any, out: torch.Tensor | None = None) -> torch.Tensor:
     """The tensor of a `Payload` or of its bytes alone, in its shape and dtype.
 
-    ``data`` may be a payload, a contiguous uint8 tensor or any bytes-like object. ``out``
-    is written to and returned where given. Raises PayloadError for bytes that are not a
-    message of one tensor, ValueError for an ``out`` of another shape or dtype.
+    ``data`` may be a payload, a contiguous uint8 tensor or any bytes-like object.
+    ``out`` is written to and returned where given. Raises PayloadError for bytes that
+    are not a message of one tensor, ValueError for an ``out`` of another shape or
+    dtype.
     """
     raw = data.data if isinstance(data, Payload) else data
     return _decompress(raw, *_read(raw), out)

@@ -96,7 +96,7 @@ class _Process:
 
 
 class RankPool:
-    """``run`` calls a function on every rank of a new gloo group and returns the results.
+    """``run`` calls a function on every rank of a new gloo group; gives the results.
 
     Processes are forked from a server that has imported torch, are kept while all goes
     well, and are replaced after any failure. Use it as a context manager, or call

@@ -42,7 +42,7 @@ _TABLE_BEGIN = 32
 def run(
     plan: Plan, buffers: Sequence[Bytes], registers: Mapping[str, int], transport: Any
 ) -> dict[str, int]:
-    """As `commkern.runner.run`, but raises `Failure` for what a peer's message holds."""
+    """As `commkern.runner.run`, but raises `Failure` for what a peer's message has."""
     _check_buffers(plan, buffers)
     run = _Run(plan, dict(zip(plan.buffers, buffers, strict=True)), registers)
     run.write_preambles()

@@ -11,9 +11,9 @@ import torch
 class ResidualStore:
     """fp32 residuals of named parameters, in units of the sum over ranks.
 
-    With ``rollback`` a step reads the committed version of each parameter and writes the
-    other one; ``commit`` swaps them, per parameter, without a copy. Without it there is
-    one version, updated in place.
+    With ``rollback`` a step reads the committed version of each parameter and writes
+    the other one; ``commit`` swaps them, per parameter, without a copy. Without it
+    there is one version, updated in place.
     """
 
     def __init__(self, sizes: Mapping[str, int], *, rollback: bool) -> None:

@@ -25,9 +25,9 @@ def run(
     and, if it can, ``abort(error)``; the first two are called once per round each.
 
     Raises ValueError, before anything is written, for buffers too small and for what a
-    kernel does not accept; MismatchError, PeerLost, PeerFailed and PayloadError for what
-    peers did; anything that the transport raises as itself. In each case the transport
-    is aborted, so that peers need not wait.
+    kernel does not accept; MismatchError, PeerLost, PeerFailed and PayloadError for
+    what peers did; anything that the transport raises as itself. In each case the
+    transport is aborted, so that peers need not wait.
     """
     try:
         if backend.name() == "reference":

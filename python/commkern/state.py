@@ -1,4 +1,4 @@
-"""The state of the DDP hook: settings, residuals by parameter name, step, statistics."""
+"""The state of the DDP hook: settings, residuals by parameter name, step, figures."""
 
 from __future__ import annotations
 
@@ -290,8 +290,8 @@ class CompressionState:
             return self._names[id(parameter)]
         except KeyError:
             raise ValueError(
-                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is not "
-                "in the module that this state was made for"
+                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is "
+                "not in the module that this state was made for"
             ) from None
 
     def _reserve(self, parameters: list[torch.Tensor]) -> None:
@@ -310,8 +310,8 @@ class CompressionState:
 def _deliver(
     job: Future[torch.Tensor], buffer: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """The future that DDP waits for. A failure is raised by backward() itself: DDP would
-    turn an exception of the future into a cast error."""
+    """The future that DDP waits for. A failure is raised by backward() itself: DDP
+    would turn an exception of the future into a cast error."""
     raised_by_backward = _raise_after_backward(job)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 

@@ -2,8 +2,8 @@
 
 Batched point-to-point on the user's own group, in a reserved tag range, which runs
 beside the user's collectives. Every message goes with a 64-byte preamble on a constant
-tag; the message's own tag follows from what the ranks must agree on, so that messages of
-calls that do not match never meet.
+tag; the message's own tag follows from what the ranks must agree on, so that messages
+of calls that do not match never meet.
 """
 
 from __future__ import annotations
@@ -71,6 +71,31 @@ class ProcessGroupTransport:
     def abandon(self, held: Any) -> None:
         """Keep works and buffers that can no longer complete until the group goes."""
         self._abandoned.append(held)
+
+
+class EndpointTransport:
+    """A rank of a group of threads, held weakly like a process group."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = weakref.ref(endpoint)
+        self.rank: int = endpoint.rank
+        self.world_size: int = endpoint.world_size
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent so far."""
+        sent: int = self._alive().bytes_sent
+        return sent
+
+    def bind(self, plan: Plan, workspace: Mapping[str, torch.Tensor], step: int) -> Any:
+        """The transport of one run of a plan over these workspace tensors."""
+        return self._alive().bind(plan, workspace, step)
+
+    def _alive(self) -> Any:
+        endpoint = self._endpoint()
+        if endpoint is None:
+            raise CommkernError("the endpoint of this transport is gone")
+        return endpoint
 
 
 class _BoundTransport:

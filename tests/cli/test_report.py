@@ -23,10 +23,20 @@ def write(path, medians, **extra):
 
 def test_one_file(tmp_path, capsys):
     ratios = {"roof": 1.25, "torch": 0.5}
-    path = write(tmp_path / "a.json", {"x": 2e-3}, nbytes=4_000_000, ratios=ratios)
+    path = write(tmp_path / "a.json", {"x[a]": 2e-3}, nbytes=4_000_000, ratios=ratios)
     assert main(["report", path]) == 0
     out = capsys.readouterr().out
-    for text in ("kernels", "/ roof", "/ torch", "2 ms", "2 %", "2.00", "1.25", "0.50"):
+    for text in (
+        "kernels",
+        "x[a]",
+        "/ roof",
+        "/ torch",
+        "2 ms",
+        "2 %",
+        "2.00",
+        "1.25",
+        "0.50",
+    ):
         assert text in out
 
 
@@ -35,9 +45,7 @@ def test_two_files(tmp_path, capsys):
     new = write(tmp_path / "b.json", {"x": 2e-3, "y": 1.01e-3, "z": 0.5e-3})
     assert main(["report", old, new]) == 0
     out = capsys.readouterr().out
-    verdicts = [
-        line.split("│")[-2].strip() for line in out.splitlines() if " %" in line
-    ]
+    verdicts = [line.split()[-1] for line in out.splitlines() if "±" in line]
     assert verdicts == ["slower", "same", "faster"]
     assert "3 in common, 1 only in the old file" in out
 

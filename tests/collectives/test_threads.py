@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tests.simulation import gradient, same_bits, two_shot
@@ -104,3 +107,13 @@ def test_a_parameter_that_no_rank_used_is_zero_and_keeps_its_residual():
         assert outcome.touched.tolist() == [True, False]
         assert torch.equal(data[1000:], torch.zeros(1000))
         assert data[:1000].abs().sum() > 0
+
+
+@pytest.mark.parametrize("kind", ["compiled", "local"])
+def test_a_worker_does_not_outlive_its_endpoint(kind):
+    (end,) = endpoints(kind, 1)
+    ck.all_reduce(torch.ones(10), group=end)
+    gone = weakref.ref(worker(end))
+    del end
+    gc.collect()
+    assert gone() is None

@@ -1,7 +1,7 @@
 """Golden bytes: what every version 1 of the wire format must write.
 
-``python tests/golden/make.py`` writes the files that are missing; ``--force`` writes all
-of them anew, which is right only if the format's version changes too.
+``python tests/golden/make.py`` writes the files that are missing; ``--force`` writes
+all of them anew, which is right only if the format's version changes too.
 """
 
 from __future__ import annotations

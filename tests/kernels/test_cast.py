@@ -11,6 +11,7 @@ from tests.kernels.harness import (
     MISALIGNMENTS,
     cast_body,
     compare,
+    decode,
     encode,
     filler,
     make_spans,
@@ -154,3 +155,18 @@ def test_all_16_bit_patterns(compiled: Any) -> None:
             view = {"payload": wire_dtype}
             case["spans"]["body"], case["payload"] = 0, np.zeros(65536 * 8, np.uint8)
             compare(compiled, "cast", nan_view=view, **case)
+
+
+@pytest.mark.parametrize("wire_dtype", ["float16", "bfloat16"])
+def test_fp64_narrows_in_one_rounding(compiled: Any, wire_dtype: str) -> None:
+    """Beside every midpoint, by less than fp32 can tell: two roundings would err."""
+    patterns = decode(np.arange(65536, dtype=np.uint16), wire_dtype)
+    finite = np.unique(patterns[np.isfinite(patterns)])
+    middle = (finite[1:] + finite[:-1]) / 2
+    data = np.concatenate([np.nextafter(middle, to) for to in (-np.inf, np.inf)])
+    case = cast_case("float64", wire_dtype, [data.size])
+    case["input"] = np.concatenate([data[:3], data, middle[:3]])
+    written = compare(compiled, "cast", **case)
+    start = int(case["spans"][0]["body"])
+    sent = decode(written["payload"][start : start + 2 * data.size].copy(), wire_dtype)
+    np.testing.assert_array_equal(sent, np.concatenate([finite[:-1], finite[1:]]))

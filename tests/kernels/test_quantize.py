@@ -18,13 +18,21 @@ from tests.kernels.harness import (
     quantize_body,
     residuals,
 )
+from tests.tolerances import UNIT_ROUNDOFF
 
 from commkern import reference
+from commkern.reference.numerics import FORMATS
 
 BITS = (4, 8)
 BLOCK_SIZES = (16, 24, 32, 128, 8192)
 ROUNDINGS = ("nearest", "stochastic")
 FEEDBACKS = ("none", "in place", "two versions", "committed")
+LARGEST = {
+    "float32": 3.4028234663852886e38,
+    "float64": 1.7976931348623157e308,
+    "float16": 65504.0,
+    "bfloat16": 3.3895313892515355e38,
+}
 VECTOR = 64  # elements, of the widest loop over fp32
 
 
@@ -199,10 +207,11 @@ def test_requantize_sum_of_300_ranks(compiled: Any) -> None:
 def test_awkward_values(compiled: Any, dtype: str, bits: int, rounding: str) -> None:
     """Blocks of every kind of number: NaN, Inf, denormals, the largest, zeros, ties."""
     block_size, random = 32, np.random.default_rng(11)
-    largest = {"float64": 1.7976931348623157e308, "float16": 65504.0}
-    top = largest.get(dtype, 3.3895314e38)
+    top = LARGEST[dtype]
+    step = UNIT_ROUNDOFF[FORMATS[dtype].compute.name]
+    tops = [top * (1 - k * step) for k in range(9)]
     blocks = []
-    for peak in (1e-45, 1e-42, 3e-39, 1e-38, 2e-31, 1e-30, 1e-6, 1.0, top):
+    for peak in (1e-45, 1e-42, 3e-39, 1e-38, 2e-31, 1e-30, 1e-6, 1.0, *tops):
         values = random.uniform(-1, 1, block_size) * peak
         values[random.integers(block_size)] = peak
         blocks += [values, -values]
@@ -225,6 +234,13 @@ def test_awkward_values(compiled: Any, dtype: str, bits: int, rounding: str) -> 
         compare(compiled, "dequantize_add", nan_view=view, **decoding)
         parts = {"parts": [written["payload"], written["payload"]]}
         compare(compiled, "requantize_sum", **sum_case(case, 1) | parts)
+
+
+def test_draws_wrap_at_32_bits(compiled: Any) -> None:
+    """Far into a parameter: the counter word is the draw modulo 2^32."""
+    case = quantize_case("float32", 8, 16, [700, 700], rounding="stochastic")
+    case["spans"]["begin"] = [(2**32 - 3) * 16, 2**58]
+    compare(compiled, "quantize", **case)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

@@ -67,6 +67,13 @@ def test_every_short_length(compiled: Any, dtype: str, shift: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_sum_into_one_of_its_parts(compiled: Any, dtype: str) -> None:
+    for rank in range(3):
+        case = sum_case(dtype, [0, 1, 64, 257], 3)
+        compare(compiled, "sum", **case | {"output": case["parts"][rank]})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sum_is_in_rank_order(implementation: Any, dtype: str) -> None:
     """A large part that is taken away again loses the small ones before it only."""
     large = 2.0**11 if dtype == "float16" else 2.0**60

@@ -10,6 +10,7 @@ from tests.runtime.plans import buffers_of, gather_plan, outcomes, results
 
 from commkern import runner
 from commkern.errors import PeerFailed
+from commkern.failure import Failure
 from commkern.local_transport import LocalGroup
 from commkern.runner import compiled
 
@@ -111,11 +112,30 @@ def test_the_peers_of_a_failed_callback_learn_of_it(way):
     assert [error.rank for error in found[1:]] == [0, 0]
 
 
+def test_the_compiled_runner_aborts_by_itself():
+    from commkern._core import ThreadGroup
+
+    group = ThreadGroup(2, 30.0)
+
+    def rank_body(rank):
+        plan = gather_plan(rank, 2, 5)
+        buffers = list(buffers_of(plan).values())
+        if rank == 0:
+            buffers[0] = buffers[0][:-1]
+        return compiled(plan).run(buffers, [0, 0], group.endpoint(rank))
+
+    begin = time.monotonic()
+    small, told = outcomes(2, rank_body)
+    assert time.monotonic() - begin < 5
+    assert type(small) is ValueError
+    assert (type(told), told.kind, told.peer) == (Failure, "failed", 0)
+
+
 def test_python_runs_on_while_a_rank_waits():
     from commkern._core import ThreadGroup
 
     plan = gather_plan(0, 2, 5)
-    endpoint = ThreadGroup(2, 0.5).endpoint(0)
+    endpoint = ThreadGroup(2, 2.0).endpoint(0)
     waiting = threading.Thread(
         target=lambda: outcomes(1, lambda _: run_with(plan, endpoint))
     )

@@ -250,8 +250,21 @@ def test_a_failed_group_stays_failed_and_a_fresh_one_works(way):
     assert all(isinstance(times, dict) for times in found)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_who_has_aborted_is_refused(way, world_size):
+    plans = gather_plans(world_size)
+    endpoints = way.endpoints(world_size)
+    for endpoint in endpoints:
+        endpoint.abort(RuntimeError("out of paper"))
+    found = outcomes(
+        world_size,
+        lambda rank: run(plans[rank], buffers_of(plans[rank]), endpoints[rank]),
+    )
+    assert [type(error) for error in found] == [PeerFailed] * world_size
+
+
 def test_the_memory_of_a_failed_sender_is_not_read_any_more(way):
-    """A rank that comes late finds the preamble of a rank that gave up, not its body."""
+    """A rank that comes late finds the preamble of one that gave up, not its body."""
     plans = gather_plans(2)
     endpoints = way.endpoints(2, timeout_s=0.3)
     kept = buffers_of(plans[0])

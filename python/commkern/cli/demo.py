@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--compressors", nargs="+", default=DEFAULT_COMPRESSORS, metavar="C",
         help="strings like quantize:bits=4; none: DDP without a hook; all: every "
-        "compressor there is (default: %(default)s)")  # fmt: skip
+        f"compressor there is (default: {' '.join(DEFAULT_COMPRESSORS)})")  # fmt: skip
     add("--steps", type=integer(1, 10**6), default=600, metavar="N",
         help="training steps per compressor (default: %(default)s)")  # fmt: skip
     add("--world-size", type=integer(1, 64), default=2, metavar="N",

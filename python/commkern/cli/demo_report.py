@@ -45,6 +45,7 @@ def show_setup(
         f"{len(settings)} runs of {first.steps} steps: {world_size} processes with one "
         f"thread and {first.batch_size} sequences each, seed {first.seed}.",
         highlight=False,
+        markup=False,
     )
 
 
@@ -63,8 +64,8 @@ def show_table(console: Any, results: list[Result], world_size: int) -> None:
         "MB are sent by each rank; factor: plain over sent; ms: median on rank 0.\n"
         f"~ DDP's own all-reduce is not counted: 2(n-1)/n x gradient bytes, n = "
         f"{world_size}.\n"
-        "Between processes of one machine bytes cost almost nothing: step time shows "
-        "what\ncompressing costs, sent bytes show what a slow network would save.",
+        "Between processes of one machine a byte costs little: step time shows what\n"
+        "compressing costs, the bytes sent show what a slow network would save.",
         highlight=False,
         style="dim",
     )
@@ -73,7 +74,7 @@ def show_table(console: Any, results: list[Result], world_size: int) -> None:
 def _cells(result: Result) -> list[str]:
     factor = result.compression_factor
     return [
-        result.compressor,
+        load("rich.markup", "rich").escape(result.compressor),
         f"{result.train_loss:.4f}",
         f"{result.held_out_loss:.4f}",
         ("~" if _computed(result) else "") + f"{result.bytes_per_step / 1e6:.3f}",

@@ -15,8 +15,8 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="show what is active and why, and check every kernel",
         description=(
-            "Print versions, the active backend and why it is active, and compare every "
-            "kernel with its reference in bits. Exit code 1 if anything is wrong."
+            "Print versions, the active backend and why it is active, and compare "
+            "every kernel with its reference in bits. Exit code 1 if anything is wrong."
         ),
     )
     parser.set_defaults(run=run)

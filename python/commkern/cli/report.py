@@ -36,9 +36,9 @@ def add_parser(commands: Any) -> None:
         "report",
         help="print benchmark results, or compare two files",
         description=(
-            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a table "
-            "with ratios to the roof and to peers. Two files: old and new compared, with "
-            "the noise."
+            "Read pytest-benchmark JSON (commkern bench --json PATH). One file: a "
+            "table with ratios to the roof and to peers. Two files: old and new "
+            "compared, with the noise."
         ),
     )
     parser.add_argument(
@@ -74,7 +74,7 @@ def _entry(item: dict[str, Any]) -> Entry:
     stats, extra = item["stats"], item.get("extra_info") or {}
     median = float(stats["median"])
     return Entry(
-        name=item["name"],
+        name=item["name"].removeprefix("test_"),
         group=item.get("group") or "",
         median=median,
         spread=float(stats["iqr"]) / median if median else 0.0,
@@ -86,20 +86,21 @@ def _entry(item: dict[str, Any]) -> Entry:
 
 def show(entries: list[Entry]) -> None:
     """Print one table a group."""
-    rich = load("rich.table", "rich")
+    escape = load("rich.markup", "rich").escape
     console = load("rich.console", "rich").Console()
     for group in dict.fromkeys(entry.group for entry in entries):
         members = [entry for entry in entries if entry.group == group]
         peers = list(dict.fromkeys(peer for e in members for peer in e.ratios))
-        table = rich.Table(title=group or None, title_justify="left")
-        table.add_column("benchmark", overflow="fold")
-        for heading in ("median", "spread", "GB/s", *(f"/ {peer}" for peer in peers)):
-            table.add_column(heading, justify="right")
+        over = [escape("/ " + peer.replace(" ", "\n")) for peer in peers]
+        table = _table(["median", "spread", "GB/s", *over], members)
+        table.title = escape(group)
         for entry in members:
             ratios = [_ratio(entry.ratios.get(peer)) for peer in peers]
             rate = f"{entry.nbytes / entry.median / 1e9:.2f}" if entry.nbytes else "-"
             spread = f"{100 * entry.spread:.0f} %"
-            table.add_row(entry.name, _time(entry.median), spread, rate, *ratios)
+            table.add_row(
+                escape(entry.name), _time(entry.median), spread, rate, *ratios
+            )
         console.print(table)
     console.print(
         "spread: quartile distance over the median. '/ x': our time over that of x in "
@@ -111,22 +112,19 @@ def show(entries: list[Entry]) -> None:
 
 def compare(old: list[Entry], new: list[Entry]) -> None:
     """Print new over old for every benchmark that both files have."""
-    rich = load("rich.table", "rich")
+    escape = load("rich.markup", "rich").escape
     console = load("rich.console", "rich").Console()
     before = {(entry.group, entry.name): entry for entry in old}
-    table = rich.Table()
-    table.add_column("benchmark", overflow="fold")
-    for heading in ("old", "new", "new / old", "noise", "verdict"):
-        table.add_column(heading, justify="right")
     shared = [e for e in new if (e.group, e.name) in before]
     if not shared:
         raise CliError("the two files have no benchmark in common", 1)
+    table = _table(["old", "new", "new / old", "noise", "verdict"], shared)
     for entry in shared:
         reference = before[entry.group, entry.name]
         ratio = entry.median / reference.median if reference.median else float("nan")
         noise = entry.spread + reference.spread
         table.add_row(
-            entry.name,
+            escape(entry.name),
             _time(reference.median),
             _time(entry.median),
             f"{ratio:.3f}",
@@ -137,10 +135,22 @@ def compare(old: list[Entry], new: list[Entry]) -> None:
     console.print(
         f"noise: the sum of both spreads; {len(shared)} in common, "
         f"{len(old) - len(shared)} only in the old file, {len(new) - len(shared)} only "
-        "in the new one. Two runs on one machine can differ by more than their spreads.",
+        "in the new one. Two runs on one machine can differ by more than that.",
         style="dim",
         highlight=False,
     )
+
+
+def _table(headings: list[str], entries: list[Entry]) -> Any:
+    simple = load("rich.box", "rich").SIMPLE_HEAD
+    table = load("rich.table", "rich").Table(
+        box=simple, padding=(0, 1, 0, 0), title_justify="left"
+    )
+    longest = max(len(entry.name) for entry in entries)
+    table.add_column("benchmark", overflow="fold", min_width=min(longest, 36))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def verdict(ratio: float, noise: float) -> str:

@@ -1,7 +1,7 @@
 """Two-shot all-reduce: everybody to the owner, the owner to everybody.
 
-2 rounds; each rank sends 2 (n - 1) / n of the coded bytes. The owner of a chunk sums all
-ranks' parts in rank order, so the result does not depend on who owns what.
+2 rounds; each rank sends 2 (n - 1) / n of the coded bytes. The owner of a chunk sums
+all ranks' parts in rank order, so the result does not depend on who owns what.
 """
 
 from __future__ import annotations

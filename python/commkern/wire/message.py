@@ -148,7 +148,7 @@ def descriptor_nbytes(descriptor: Descriptor | None) -> int:
 def header_nbytes(
     sections: int, parameters: int, descriptor: Descriptor | None = None
 ) -> int:
-    """Bytes before the first body: header, section table, parameter bits, descriptor."""
+    """Bytes before the bodies: header, section table, parameter bits, descriptor."""
     table = HEADER_NBYTES + SECTION_NBYTES * sections
     return table + bits_nbytes(parameters) + descriptor_nbytes(descriptor)
 

@@ -35,6 +35,7 @@ def validate(data: Any) -> Header:
         computed = crc32c(raw[:-CRC_NBYTES])
         if said != computed:
             raise PayloadError(
-                f"CRC-32C: the bytes give {computed:#010x}, the message says {said:#010x}"
+                f"CRC-32C: the bytes give {computed:#010x}, "
+                f"the message says {said:#010x}"
             )
     return header
