@@ -1,4 +1,4 @@
-"""The module ``_cuda``, and how ``_core`` takes over its kernels."""
+"""The module ``_cuda`` and how ``_core`` takes its kernels, mostly without a GPU."""
 
 from __future__ import annotations
 
