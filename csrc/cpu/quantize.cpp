@@ -79,7 +79,9 @@ struct AddSink {
     store(residual, i, is_finite(after) ? after : before);
   }
   COMMKERN_MEMBER void put(int64_t i, Floats error) const {
-    store_floats<float>(residual, i, load_floats<float>(residual, i) + error);
+    const Floats before = load_floats<float>(residual, i);
+    const Floats after = before + error;
+    store_floats<float>(residual, i, choose(finite_mask(after), after, before));
   }
   COMMKERN_MEMBER void keep(int64_t) const {}
 };

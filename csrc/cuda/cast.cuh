@@ -102,7 +102,8 @@ COMMKERN_DEVICE void recast_sum_run(const RecastSumParams& params, const Span& s
   for (int k = 0; k < kCount; ++k) {
     if (!is_finite(convert<ComputeOf<W>>(wire.at[k]))) continue;
     const C error = (sums.at[k] - convert<C>(wire.at[k])) * unscale;
-    values.at[k] = values.at[k] + static_cast<float>(error);
+    const float after = values.at[k] + static_cast<float>(error);
+    if (is_finite(after)) values.at[k] = after;
   }
   store_run(residual, values, n);
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.cuda.devices import Emulated
-from tests.kernels.harness import DTYPES, compare, numbers
+from tests.kernels.harness import DTYPES, compare, encode, numbers
 from tests.kernels.test_cast import (
     cast_case,
     sum_case,
@@ -66,6 +66,22 @@ def test_nothing_between_spans_counts(
     for kernel in ("uncast", "uncast_add"):
         written = compare(compiled, kernel, **decoding, scale=0.5)
         assert written["nonfinite"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_residual_stays_finite(compiled: Any, dtype: str) -> None:
+    """An error that would take the residual out of range is dropped."""
+    case = cast_case(dtype, "bfloat16", [256], "in place")
+    for version in case["residual"]:
+        version[:] = -np.finfo(np.float32).max  # the error below is negative, too
+    parts = [np.zeros_like(case["payload"]) for _ in range(2)]
+    start = int(case["spans"][0]["body"])
+    for part, value in zip(parts, (3e38, 1e36), strict=True):
+        body = encode(np.full(256, value), "bfloat16").view(np.uint8)
+        part[start : start + body.size] = body
+    summing = sum_case(case, 2) | {"parts": parts}
+    written = compare(compiled, "recast_sum", **summing)
+    assert np.isfinite(written["residual"][0]).all()
 
 
 def test_denormals(compiled: Any) -> None:
