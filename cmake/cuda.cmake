@@ -5,6 +5,12 @@ endif()
 if(COMMKERN_CUDA STREQUAL "OFF")
   return()
 endif()
+foreach(arch IN LISTS COMMKERN_CUDA_ARCHITECTURES)
+  if(NOT arch MATCHES "^[0-9]+[af]?(-real|-virtual)?$")
+    message(FATAL_ERROR "COMMKERN_CUDA_ARCHITECTURES: expected numbers such as "
+      "80-real, 90-virtual or 90 (both), got ${arch}")
+  endif()
+endforeach()
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
@@ -24,9 +30,9 @@ message(STATUS "commkern: CUDA module with nvcc ${CMAKE_CUDA_COMPILER_VERSION} "
   "for ${listed}")
 
 # As the module states them: "90-real" is sm_90, "90-virtual" compute_90, "90" both.
-string(REGEX REPLACE "([0-9]+[a-z]?)-real" "sm_\\1" archs "${listed}")
-string(REGEX REPLACE "([0-9]+[a-z]?)-virtual" "compute_\\1" archs "${archs}")
-string(REGEX REPLACE "(^| )([0-9]+[a-z]?)" "\\1sm_\\2 compute_\\2" archs "${archs}")
+string(REGEX REPLACE "([0-9]+[af]?)-real" "sm_\\1" archs "${listed}")
+string(REGEX REPLACE "([0-9]+[af]?)-virtual" "compute_\\1" archs "${archs}")
+string(REGEX REPLACE "(^| )([0-9]+[af]?)" "\\1sm_\\2 compute_\\2" archs "${archs}")
 
 # A fused multiply-add or a flushed denormal would change bits (docs: bit-exactness).
 file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)

@@ -140,16 +140,17 @@ void recast_sum_run(const RecastSumArgs& args, int64_t at, uint8_t* residual,
       const Floats decoded = widen<W>(w);
       const Floats before = load_floats<float>(residual, i);
       const Floats after = before + (scaled - decoded) * unscale;
-      store_floats<float>(residual, i, choose(finite_mask(decoded), after, before));
+      store_floats<float>(residual, i, choose(finite_mask(after), after, before));
     }
   }
   for (; i < n; ++i) {
     const C scaled = sum_at<C, W>(args.parts, at, i) * factor;
     const W w = convert<W>(scaled);
     store(payload, i, w);
-    if (residual == nullptr || !is_finite(convert<ComputeOf<W>>(w))) continue;
-    const C error = (scaled - convert<C>(w)) * unscale;
-    store(residual, i, load<float>(residual, i) + static_cast<float>(error));
+    if (residual == nullptr) continue;
+    const float error = static_cast<float>((scaled - convert<C>(w)) * unscale);
+    const float before = load<float>(residual, i);
+    store(residual, i, is_finite(before + error) ? before + error : before);
   }
 }
 

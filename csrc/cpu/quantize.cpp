@@ -55,7 +55,9 @@ struct WriteSink {
 
   template <class C>
   COMMKERN_MEMBER void put(int64_t i, C error) const {
-    store(residual.new_values, i, static_cast<float>(error));
+    const float kept = static_cast<float>(error);  // fp64 errors may not fit
+    store(residual.new_values, i,
+          is_finite(kept) ? kept : load<float>(residual.old_values, i));
   }
   COMMKERN_MEMBER void put(int64_t i, Floats error) const {
     put_elements<float>(residual.new_values, i, error, streams);
@@ -72,10 +74,14 @@ struct AddSink {
 
   template <class C>
   COMMKERN_MEMBER void put(int64_t i, C error) const {
-    store(residual, i, load<float>(residual, i) + static_cast<float>(error));
+    const float before = load<float>(residual, i);
+    const float after = before + static_cast<float>(error);
+    store(residual, i, is_finite(after) ? after : before);
   }
   COMMKERN_MEMBER void put(int64_t i, Floats error) const {
-    store_floats<float>(residual, i, load_floats<float>(residual, i) + error);
+    const Floats before = load_floats<float>(residual, i);
+    const Floats after = before + error;
+    store_floats<float>(residual, i, choose(finite_mask(after), after, before));
   }
   COMMKERN_MEMBER void keep(int64_t) const {}
 };

@@ -67,7 +67,8 @@ COMMKERN_DEVICE bool uncast_run(const UncastArgs& args, bool add, const Span& sp
     C value = convert<C>(wire.at[k]) * factor;
     if (add) value = convert<C>(results.at[k]) + value;
     results.at[k] = convert<T>(value);
-    if (k < n) finite = finite && is_finite(convert<C>(results.at[k]));
+    // Behind n stand zeros: they are finite where `factor` is.
+    finite = finite && is_finite(convert<C>(results.at[k]));
   }
   store_run(output, results, n);
   return finite;
@@ -101,7 +102,8 @@ COMMKERN_DEVICE void recast_sum_run(const RecastSumParams& params, const Span& s
   for (int k = 0; k < kCount; ++k) {
     if (!is_finite(convert<ComputeOf<W>>(wire.at[k]))) continue;
     const C error = (sums.at[k] - convert<C>(wire.at[k])) * unscale;
-    values.at[k] = values.at[k] + static_cast<float>(error);
+    const float after = values.at[k] + static_cast<float>(error);
+    if (is_finite(after)) values.at[k] = after;
   }
   store_run(residual, values, n);
 }

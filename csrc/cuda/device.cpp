@@ -34,9 +34,9 @@ std::string arch_mismatch() {
 std::string driver_mismatch() {
   int version = 0;
   if (cudaDriverGetVersion(&version) != cudaSuccess || version == 0) {
-    return "; no driver is installed";
+    return "no driver is installed";
   }
-  return "; the driver serves CUDA " + version_text(version) + ", this build is for " +
+  return "the driver serves CUDA " + version_text(version) + ", this build is for " +
          runtime_version();
 }
 
@@ -45,7 +45,7 @@ std::string text_of(cudaError_t status) {
   std::string text =
       std::string(cudaGetErrorName(status)) + ": " + cudaGetErrorString(status);
   if (status == cudaErrorNoKernelImageForDevice) text += arch_mismatch();
-  if (status == cudaErrorInsufficientDriver) text += driver_mismatch();
+  if (status == cudaErrorInsufficientDriver) text += "; " + driver_mismatch();
   return text;
 }
 
@@ -77,6 +77,7 @@ std::string runtime_version() { return version_text(CUDART_VERSION); }
 Devices devices() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaErrorInsufficientDriver) return {{}, driver_mismatch()};
   if (status != cudaSuccess) return {{}, text_of(status)};
   Devices found;
   for (int device = 0; device < count; ++device) {

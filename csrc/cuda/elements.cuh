@@ -1,5 +1,6 @@
 // What the device kernels share: elements in memory, residuals, the walk over a span
-// table. Compiles unchanged under nvcc, NVRTC and the tests' emulator.
+// table. Compiles unchanged under nvcc, the tests' emulator and NVRTC (which wants
+// -default-device, and stand-ins for <cstddef> and <cstdint>).
 #pragma once
 
 #include "core/numerics.h"

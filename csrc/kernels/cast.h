@@ -12,7 +12,7 @@
 namespace commkern {
 
 // a = x, or C(x) + residual; w = wire(a); residual = float(a - C(w)), or the old
-// residual where w is not finite.
+// residual where that is not finite.
 struct CastArgs {
   SpanTable spans;
   ConstBytes input;  // `dtype` elements
@@ -36,7 +36,7 @@ struct UncastArgs {
 
 // The owner's step: acc = C(part 0), then acc += C(part r) in rank order;
 // w = wire(acc * wire_scale); the residual version that this step writes gains
-// float((acc * wire_scale - C(w)) / wire_scale) where w is finite.
+// float((acc * wire_scale - C(w)) / wire_scale) where w and the sum are finite.
 // wire_scale is a power of two at most 1: it keeps an fp16 sum in range (uncast then
 // multiplies by 1 / wire_scale).
 struct RecastSumArgs {

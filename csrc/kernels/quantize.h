@@ -15,14 +15,15 @@
 //   nearest     code = rint(a * r)              ties to even
 //   stochastic  code = floor(a * r + u)         u = (byte + 0.5) / 256
 //   code clamped to [-L, L]; s == 0 gives codes 0
-//   residual = float(a - code * s)
-// A block that holds NaN or Inf (in a) gets scale NaN (0x7fc00000, or
-// 0x7ff8000000000000) and codes 0, and its new residual is its old residual.
+//   residual = float(a - code * s), or the old residual where that is not finite (fp64)
+// A code is an integer: code 0 decodes to +0. A block that holds NaN or Inf (in a) gets
+// scale NaN (0x7fc00000, or 0x7ff8000000000000) and codes 0, and its new residual is
+// its old residual.
 //
 // Random bytes: Philox-4x32-10, key = seed, counter = (draw, span.parameter_id, step,
-// stream), draw = block * ceil(B / 16) + i / 16 where block counts from the start of
-// the parameter and i is the element's index in its block; the element takes byte
-// i % 16 of the draw's four little-endian words.
+// stream), draw = block * ceil(B / 16) + i / 16 modulo 2^32, where block counts from
+// the start of the parameter and i is the element's index in its block; the element
+// takes byte i % 16 of the draw's four little-endian words.
 //
 // span.begin is a multiple of block_size. A span ends at a block's end or at its
 // parameter's end. Source: the block-wise scheme of QSGD and its successors.
@@ -62,7 +63,8 @@ struct DequantizeArgs {
 // The owner's step of a two-shot all-reduce, one pass: sum the decoded parts in rank
 // order (acc = part 0, then acc += part r), quantise the sum, and add the error
 // float(acc - code * s) to the residual version that this step writes (the one that
-// `quantize` just wrote). Blocks whose sum is not finite leave the residual alone.
+// `quantize` just wrote), where the result is finite. Blocks whose sum is not finite
+// leave the residual alone.
 // Every part has the spans at the same byte offsets.
 struct RequantizeSumArgs {
   SpanTable spans;

@@ -34,7 +34,7 @@ struct FlagArgs {
   MutableBytes flags;
 };
 
-// In place: NaN becomes 0, anything above `limit` in magnitude +-limit (as T(limit)).
+// In place: NaN becomes 0, anything above `limit` (>= 0) in magnitude +-T(limit).
 struct SaturateArgs {
   SpanTable spans;
   MutableBytes data;

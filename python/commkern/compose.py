@@ -281,7 +281,11 @@ class _Composer:
         touched = {"input": data, "flags": self._whole("touched")}
         steps: list[Step] = [KernelCall("nonzero_check", dense | touched)]
         if self.settings.nonfinite == "saturate":
-            limit = {"data": data, "limit": _MAX_FINITE[self.dtype] / self.world_size}
+            # Half of what would fit, so that no rounding of the sum overflows.
+            limit = {
+                "data": data,
+                "limit": _MAX_FINITE[self.dtype] / (2 * self.world_size),
+            }
             steps.append(KernelCall("saturate", dense | limit))
         return steps
 

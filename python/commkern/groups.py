@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from commkern import runner
-from commkern.arrays import as_bytes
+from commkern.arrays import Bytes, as_bytes
 from commkern.compose import Settings, compose
 from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
@@ -22,6 +22,7 @@ from commkern.residuals import ResidualStore
 from commkern.transports import EndpointTransport, ProcessGroupTransport
 
 _PLANS_KEPT = 256
+_NOTHING: Bytes = np.zeros(0, dtype=np.uint8)
 T = TypeVar("T")
 
 
@@ -42,14 +43,35 @@ class Workspace:
 
     def __init__(self) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
+        self._views: weakref.WeakKeyDictionary[Plan, Views] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def reserve(self, sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-        """At least these bytes under each name; contents are not kept."""
+    def views(self, plan: Plan) -> Views:
+        """The plan's workspace, as tensors and as arrays; contents are not kept."""
+        found = self._views.get(plan)
+        if found is None:
+            sizes = {k: v for k, v in plan.buffers.items() if k not in EXTERNAL}
+            self._grow(sizes)
+            tensors = {name: self._tensors[name][:size] for name, size in sizes.items()}
+            arrays = {name: as_bytes(tensor) for name, tensor in tensors.items()}
+            found = self._views[plan] = Views(tensors, arrays)
+        return found
+
+    def _grow(self, sizes: dict[str, int]) -> None:
         for name, nbytes in sizes.items():
             held = self._tensors.get(name)
             if held is None or held.numel() < nbytes:
                 self._tensors[name] = torch.zeros(nbytes, dtype=torch.uint8)
-        return {name: self._tensors[name][:size] for name, size in sizes.items()}
+                self._views.clear()
+
+
+@dataclass(frozen=True)
+class Views:
+    """One plan's workspace: the same memory as tensors and as arrays."""
+
+    tensors: dict[str, torch.Tensor]
+    arrays: dict[str, Bytes]
 
 
 class GroupWorker:
@@ -116,30 +138,23 @@ class GroupWorker:
         Elements of parameters that no rank used become 0, and their residual is one
         that the caller must not commit.
         """
-        sizes = {k: v for k, v in plan.buffers.items() if k not in EXTERNAL}
-        workspace = self._workspace.reserve(sizes)
+        workspace = self._workspace.views(plan)
         for name in FLAGS:
-            workspace[name].zero_()
-        external = {"data": data}
-        if residuals is not None:
-            external["residual0"], external["residual1"] = residuals.versions
-            external["committed"] = residuals.committed
-        empty = np.zeros(0, dtype=np.uint8)
-        buffers = [
-            as_bytes((external | workspace).get(name, empty)) for name in plan.buffers
-        ]
-        bound = self.transport.bind(plan, workspace, step)
+            workspace.arrays[name].fill(0)
+        buffers = _external(data, residuals) | workspace.arrays
+        bound = self.transport.bind(plan, workspace.tensors, step)
         sent = self.transport.bytes_sent
         try:
-            times = runner.run(plan, buffers, {"seed": seed, "step": step}, bound)
+            ordered = [buffers[name] for name in plan.buffers]
+            times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
         except Exception as error:
             self._error = error
             raise
-        touched = workspace["touched"].numpy().astype(bool)
+        touched = workspace.arrays["touched"].astype(bool)
         self._clear_untouched(plan, data, touched)
         return Outcome(
             touched=touched,
-            finite=not bool(workspace["nonfinite"].any()),
+            finite=not workspace.arrays["nonfinite"].any(),
             bytes_sent=self.transport.bytes_sent - sent,
             kernel_ns=times["kernel"],
             exchange_ns=times["exchange"],
@@ -152,6 +167,17 @@ class GroupWorker:
         for index in np.flatnonzero(~touched):
             member = plan.members[index]
             data[member.offset : member.offset + member.numel] = 0
+
+
+def _external(data: torch.Tensor, residuals: ResidualStore | None) -> dict[str, Bytes]:
+    """The buffers that the caller owns."""
+    if residuals is None:
+        return dict.fromkeys(EXTERNAL, _NOTHING) | {"data": as_bytes(data)}
+    first, second = residuals.versions
+    owned = (data, first, second, residuals.committed)
+    return {
+        name: as_bytes(tensor) for name, tensor in zip(EXTERNAL, owned, strict=True)
+    }
 
 
 _WORKERS: weakref.WeakKeyDictionary[Any, GroupWorker] = weakref.WeakKeyDictionary()

@@ -57,7 +57,7 @@ class CompressionState:
     nonfinite : "propagate", "raise" or "saturate"
         What becomes of NaN and Inf: they reach every rank (as NaN in their block);
         NonFiniteError on every rank; or NaN counts as 0 and Inf as the largest finite
-        value divided by the world size.
+        value divided by twice the world size.
     rollback : bool
         Keep two versions of the residuals, so that a step with a non-finite result
         leaves them as they were. Costs a second fp32 copy of the compressed parameters.

@@ -74,3 +74,9 @@ def test_a_wrong_variable_is_a_problem(capsys, monkeypatch):
     monkeypatch.setenv("COMMKERN_BACKEND", "gpu")
     assert main(["doctor"]) == 1
     assert "expected one of cpu, reference, got 'gpu'" in capsys.readouterr().out
+
+
+def test_a_cuda_module_that_cannot_be_used_is_a_problem(capsys, monkeypatch):
+    monkeypatch.setattr(backend, "cuda_status", lambda: "not usable: too old")
+    assert main(["doctor"]) == 1
+    assert "problem: CUDA module not usable: too old" in capsys.readouterr().out

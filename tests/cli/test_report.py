@@ -45,9 +45,7 @@ def test_two_files(tmp_path, capsys):
     new = write(tmp_path / "b.json", {"x": 2e-3, "y": 1.01e-3, "z": 0.5e-3})
     assert main(["report", old, new]) == 0
     out = capsys.readouterr().out
-    verdicts = [
-        line.split("│")[-2].strip() for line in out.splitlines() if " %" in line
-    ]
+    verdicts = [line.split()[-1] for line in out.splitlines() if "±" in line]
     assert verdicts == ["slower", "same", "faster"]
     assert "3 in common, 1 only in the old file" in out
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.cuda.devices import Emulated
-from tests.kernels.harness import compare, numbers
+from tests.kernels.harness import DTYPES, compare, encode, numbers
 from tests.kernels.test_cast import (
     cast_case,
     sum_case,
@@ -38,6 +39,49 @@ def test_more_tiles_than_blocks(compiled: Any) -> None:
     compare(compiled, "uncast", **decoding, scale=0.25)
     compare(compiled, "uncast_add", **decoding, scale=0.25)
     compare(compiled, "recast_sum", **sum_case(case, 3), wire_scale=0.5)
+
+
+def test_the_identity_moves_bits(compiled: Any) -> None:
+    """Without a change of format or a residual no NaN is touched."""
+    for dtype in ("float32", "float64", "float16", "bfloat16"):
+        case = cast_case(dtype, dtype, [4099, 3])
+        size = case["input"].dtype.itemsize
+        nans = np.random.default_rng(8).bytes(len(case["input"]) * size)
+        case["input"] = np.frombuffer(nans, np.uint8).view(case["input"].dtype)
+        compare(compiled, "cast", **case)
+
+
+@pytest.mark.parametrize("wire_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_between_spans_counts(
+    compiled: Any, dtype: str, wire_dtype: str
+) -> None:
+    """NaNs behind a span, which one wide access would read along, raise no flag."""
+    case = cast_case(dtype, wire_dtype, [5, 2, 1027])
+    case["spans"]["offset"], case["spans"]["body"] = [0, 16, 32], [0, 128, 256]
+    case["input"] = numbers(1, 1100, dtype)
+    case["payload"] = np.full(256 + 1100 * 8, 0xFF, np.uint8)
+    case["payload"] = compare(compiled, "cast", **case)["payload"]
+    decoding = uncast_case(case, case["payload"])
+    for kernel in ("uncast", "uncast_add"):
+        written = compare(compiled, kernel, **decoding, scale=0.5)
+        assert written["nonfinite"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_residual_stays_finite(compiled: Any, dtype: str) -> None:
+    """An error that would take the residual out of range is dropped."""
+    case = cast_case(dtype, "bfloat16", [256], "in place")
+    for version in case["residual"]:
+        version[:] = -np.finfo(np.float32).max  # the error below is negative, too
+    parts = [np.zeros_like(case["payload"]) for _ in range(2)]
+    start = int(case["spans"][0]["body"])
+    for part, value in zip(parts, (3e38, 1e36), strict=True):
+        body = encode(np.full(256, value), "bfloat16").view(np.uint8)
+        part[start : start + body.size] = body
+    summing = sum_case(case, 2) | {"parts": parts}
+    written = compare(compiled, "recast_sum", **summing)
+    assert np.isfinite(written["residual"][0]).all()
 
 
 def test_denormals(compiled: Any) -> None:

@@ -101,8 +101,8 @@ def test_policy_saturate(ranks):
     for error, gradient, _, _ in results:
         assert error is None
         assert torch.isfinite(gradient).all()
-        # Inf counts as the largest value over two ranks; averaged, half of that.
-        assert gradient[0, 0] > 0.9 * torch.finfo(torch.float32).max / 4
+        # Inf counts as a quarter of the largest value; averaged, half of that.
+        assert gradient[0, 0] > 0.9 * torch.finfo(torch.float32).max / 8
     assert results[0][3] == results[1][3]
 
 

@@ -320,3 +320,23 @@ def test_residual_is_the_error(
     assert new.tobytes() == expected.tobytes()
     if not in_place:
         assert versions[0].tobytes() == old.tobytes()
+
+
+def test_errors_of_fp64_that_no_fp32_holds_leave_the_residual(
+    implementation: Any,
+) -> None:
+    """Above 1e38 the error of a block can exceed fp32: it is dropped, never Inf."""
+    values = np.array([1e60, 3e59] + [1e-3] * 14)
+    payload = np.zeros(8 + 16, np.uint8)
+    before = np.full(16, 0.5, np.float32)
+    after = np.zeros(16, np.float32)
+    implementation.quantize(
+        spans=one_span(16),
+        input=values,
+        dtype="float64",
+        payload=payload,
+        residual=(before, after),
+        block_size=16,
+    )
+    assert after[1] == np.float32(0.5)
+    assert np.isfinite(after).all()

@@ -64,8 +64,8 @@ def show_table(console: Any, results: list[Result], world_size: int) -> None:
         "MB are sent by each rank; factor: plain over sent; ms: median on rank 0.\n"
         f"~ DDP's own all-reduce is not counted: 2(n-1)/n x gradient bytes, n = "
         f"{world_size}.\n"
-        "Between processes of one machine a byte costs little: the step time shows what "
-        "\ncompressing costs, the bytes sent show what a slow network would save.",
+        "Between processes of one machine a byte costs little: step time shows what\n"
+        "compressing costs, the bytes sent show what a slow network would save.",
         highlight=False,
         style="dim",
     )

@@ -80,6 +80,10 @@ def _show_backend(problems: list[str]) -> bool:
         problems.append(str(error))
         return False
     _show("backend", f"{active.name} ({active.reason})")
+    status = backend.cuda_status()
+    _show("CUDA module", status)
+    if status.startswith("not usable"):
+        problems.append(f"CUDA module {status}")
     if active.name == "reference":
         _show("self-test", "nothing to compare: the reference itself is in use")
         return False

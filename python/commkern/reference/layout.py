@@ -242,16 +242,17 @@ class Residual:
         return values
 
     def write(self, row: Any, values: Floats) -> None:
-        """Set the version that this step writes."""
+        """Set the version that this step writes, where the values fit into fp32."""
         target = self._at(1 - self._committed_version(row), row)
-        target[:] = values.astype(np.float32).view(np.uint8)
+        kept = values.astype(np.float32)
+        target[:] = np.where(np.isfinite(kept), kept, self.read(row)).view(np.uint8)
 
     def add(self, row: Any, values: Floats, where: Bits) -> None:
         """Add to the version that this step writes, one fp32 addition each."""
         target = self._at(1 - self._committed_version(row), row)
         old = target.copy().view(np.float32)
-        total = np.where(where, old + values.astype(np.float32), old)
-        target[:] = total.view(np.uint8)
+        total = old + values.astype(np.float32)
+        target[:] = np.where(where & np.isfinite(total), total, old).view(np.uint8)
 
 
 def load(raw: Bytes, start: int, length: int, fmt: Format, compute: Any) -> Floats:
