@@ -72,8 +72,8 @@ MUTANTS = [
     ),
     Mutant(
         "owner's error replaces the residual",
-        "store_floats<float>(residual, i, load_floats<float>(residual, i) + error);",
-        "store_floats<float>(residual, i, error);",
+        "const Floats after = before + error;",
+        "const Floats after = error;",
         QUANTIZE,
     ),
     Mutant(
