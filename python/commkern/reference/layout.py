@@ -242,7 +242,7 @@ class Residual:
         return values
 
     def write(self, row: Any, values: Floats) -> None:
-        """Set the version that this step writes, where the values fit into fp32."""
+        """Set the version that this step writes where the values are finite in fp32."""
         target = self._at(1 - self._committed_version(row), row)
         kept = values.astype(np.float32)
         target[:] = np.where(np.isfinite(kept), kept, self.read(row)).view(np.uint8)
