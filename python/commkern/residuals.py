@@ -7,6 +7,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
+from commkern.wire.message import align
+
+_ALIGNED_ELEMENTS = 16  # 64 bytes: kernels stream past the cache only to such places
+
 
 class ResidualStore:
     """fp32 residuals of named parameters, in units of the sum over ranks.
@@ -28,8 +32,9 @@ class ResidualStore:
 
     def extend(self, sizes: Mapping[str, int]) -> None:
         """Add parameters with zero residuals; what is there keeps its values."""
-        start = sum(self._sizes.values())
+        start = self._versions[0].numel()
         for name, size in sizes.items():
+            start = align(start, _ALIGNED_ELEMENTS)
             self._offsets[name] = start
             self._rows[name] = len(self._rows)
             self._sizes[name] = size

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from commkern.agreement import explain
 from commkern.errors import CommkernError, MismatchError, PeerLost
-from commkern.plan import Exchange, Plan, Slice
+from commkern.plan import Plan, Slice
 from commkern.wire import preamble as wire
 
 _TEXT_TAG = wire.PREAMBLE_TAG + 1
@@ -30,7 +30,6 @@ _TEXT_NBYTES = 16384
 class _Posted:
     """The works of a round, in the order in which they are waited for."""
 
-    exchange: Exchange
     preambles: list[tuple[int, Any]]
     messages: list[tuple[int, Any]]
 
@@ -112,33 +111,47 @@ class _BoundTransport:
         self._plan = plan
         self._workspace = workspace
         self._step = step
-        self._posted: dict[int, _Posted] = {}
         self._next_round = 0  # the first that has not been posted to every peer
         self._reached: set[int] = set()  # the peers that it has been posted to
         self._tag = wire.body_tag(plan.preamble)
+        self._failure: PeerLost | None = None
+        # All receives at once and early: gloo sends at once where the receiver is known
+        # to be ready, and otherwise asks first.
+        self._posted = [self._receive(n) for n in range(len(plan.exchanges))]
 
     def post(self, number: int) -> None:
-        """Start every transfer of a round."""
-        exchange = self._plan.exchanges[number]
-        posted = self._posted[number] = _Posted(exchange, [], [])
-        arriving, leaving = dict(exchange.receives), dict(exchange.sends)
+        """Start every send of a round; the receives are under way since the start."""
+        if self._failure is not None:
+            raise self._failure
+        posted = self._posted[number]
         # Peer by peer, so that a failure can be blamed on one.
-        for peer in dict.fromkeys([*leaving, *arriving]):
-            ops = []
-            if peer in arriving:
-                head = self._preamble("preambles_in", number, peer)
-                ops.append(self._op(dist.irecv, head, peer, wire.PREAMBLE_TAG))
-                ops.append(self._op(dist.irecv, self._view(arriving[peer]), peer))
-            if peer in leaving:
-                head = self._preamble("preambles_out", number, peer)
-                ops.append(self._op(dist.isend, head, peer, wire.PREAMBLE_TAG))
-                ops.append(self._op(dist.isend, self._view(leaving[peer]), peer))
-            works = [(peer, work) for work in self._batch(ops, peer)]
-            posted.preambles += works[: peer in arriving]
-            posted.messages += works[peer in arriving :]
+        for peer, message in self._plan.exchanges[number].sends:
+            head = self._preamble("preambles_out", number, peer)
+            ops = [
+                self._op(dist.isend, head, peer, wire.PREAMBLE_TAG),
+                self._op(dist.isend, self._view(message), peer),
+            ]
+            posted.messages += [(peer, work) for work in self._batch(ops, peer)]
             self._reached.add(peer)
         self._next_round = number + 1
         self._reached.clear()
+
+    def _receive(self, number: int) -> _Posted:
+        posted = _Posted([], [])
+        for peer, message in self._plan.exchanges[number].receives:
+            head = self._preamble("preambles_in", number, peer)
+            ops = [
+                self._op(dist.irecv, head, peer, wire.PREAMBLE_TAG),
+                self._op(dist.irecv, self._view(message), peer),
+            ]
+            try:
+                first, second = self._batch(ops, peer)
+            except PeerLost as error:
+                self._failure = self._failure or error
+                continue
+            posted.preambles.append((peer, first))
+            posted.messages.append((peer, second))
+        return posted
 
     def complete(self, number: int) -> None:
         """Wait for a round: preambles first, and bodies only where they match."""
@@ -146,7 +159,6 @@ class _BoundTransport:
         self._check_preambles(posted, number)
         for peer, work in posted.messages:
             self._wait(work, peer)
-        del self._posted[number]
 
     def abort(self, error: BaseException) -> None:
         """Send an error preamble where a peer still waits for one of ours."""
