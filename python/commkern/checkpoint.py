@@ -38,7 +38,7 @@ def full_state_dict(state: CompressionState, worker: GroupWorker) -> dict[str, A
         plan = worker.plan([member], "float32", Settings(op="avg"))
         worker.run(plan, flat, seed=0, step=step)
 
-    worker.submit(mean).result()
+    worker.call(mean)
     pieces = torch.split(flat, [residuals[name].numel() for name in names])
     means = {name: piece.clone() for name, piece in zip(names, pieces, strict=True)}
     return _header(state, _ANY_RANK, worker.world_size) | {"residuals": means}

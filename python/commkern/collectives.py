@@ -127,10 +127,9 @@ def all_reduce(
     key = name if name is not None else ""
     entry = state.entry(key, data) if state else None
     job = _Job(runs, tensor, data, coder, settings, key, entry)
-    work = Work(runs.submit(job))
     if async_op:
-        return work
-    work.wait()
+        return Work(runs.submit(job))
+    runs.call(job)
     return None
 
 

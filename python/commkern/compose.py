@@ -123,19 +123,17 @@ class _Composer:
         reduce_round, gather_round = rounds
         self._messages = self._lay_out()
         self._declare_buffers()
-        segments = range(self.settings.segments)
-        exchanges: list[Exchange] = []
-        for segment in segments:
-            exchanges.append(self._reduce_exchange(reduce_round, segment))
-            exchanges.append(self._gather_exchange(gather_round, segment))
+        count = self.settings.segments
+        segments = range(count)
+        exchanges = [self._reduce_exchange(reduce_round, s) for s in segments]
+        exchanges += [self._gather_exchange(gather_round, s) for s in segments]
         steps = self._prepare()
         for segment in segments:
-            steps += [*self._compress(segment), Post(2 * segment)]
+            steps += [*self._compress(segment), Post(segment)]
         for segment in segments:
-            steps += [Complete(2 * segment), *self._reduce(segment)]
-            steps.append(Post(2 * segment + 1))
+            steps += [Complete(segment), *self._reduce(segment), Post(count + segment)]
         for segment in segments:
-            steps += [Complete(2 * segment + 1), *self._decompress(segment)]
+            steps += [Complete(count + segment), *self._decompress(segment)]
         description = self._description()
         return Plan(
             rank=self.rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from commkern import runner
 from commkern.arrays import Bytes, as_bytes
 from commkern.compose import Settings, compose
+from commkern.errors import CommkernError
 from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
 from commkern.residuals import ResidualStore
@@ -75,7 +77,10 @@ class Views:
 
 
 class GroupWorker:
-    """Runs the commkern calls on one process group in a thread of its own.
+    """Runs the commkern calls on one process group, one after another.
+
+    Asynchronous ones (and the hook's) run in a thread of its own, synchronous ones on
+    the calling thread when their turn has come.
 
     The first failure of a run poisons the group: later calls raise the same error,
     because messages of the failed run may still be on their way.
@@ -86,6 +91,9 @@ class GroupWorker:
         self.rank: int = transport.rank
         self.world_size: int = transport.world_size
         self._calls = 0
+        self._order = threading.Lock()  # guards `_waiting` and the order of submission
+        self._turn = threading.Lock()  # held by the job that runs
+        self._waiting = 0
         self._executor = ThreadPoolExecutor(1, f"commkern-rank{self.rank}")
         self._workspace = Workspace()
         self._plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -98,13 +106,40 @@ class GroupWorker:
         return self._calls - 1
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run a job after those that were submitted before."""
-        return self._executor.submit(self._guarded, job)
+        """Run a job on the worker's thread, after those that were submitted before."""
+        with self._order:
+            self._waiting += 1
+            return self._executor.submit(self._in_turn, job)
+
+    def call(self, job: Callable[[], T]) -> T:
+        """Run a job after those that were submitted before, and wait for it.
+
+        Runs on the calling thread where no other job waits: on busy cores two changes
+        of thread cost as much as reducing a megabyte.
+        """
+        with self._order:
+            alone = self._waiting == 0
+            self._waiting += 1
+            if alone:
+                self._turn.acquire()
+            else:
+                behind = self._executor.submit(self._in_turn, job)
+        return self._guarded(job) if alone else behind.result()
+
+    def _in_turn(self, job: Callable[[], T]) -> T:
+        self._turn.acquire()
+        return self._guarded(job)
 
     def _guarded(self, job: Callable[[], T]) -> T:
-        if self._error is not None:
-            raise self._error
-        return job()
+        """Run a job whose turn it is, and end its turn."""
+        try:
+            if self._error is not None:
+                raise self._error
+            return job()
+        finally:
+            self._turn.release()
+            with self._order:
+                self._waiting -= 1
 
     def plan(self, members: Sequence[Member], dtype: str, settings: Settings) -> Plan:
         """The plan for this layout under these settings, built once."""
@@ -147,8 +182,9 @@ class GroupWorker:
         try:
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
-        except Exception as error:
-            self._error = error
+        except BaseException as error:
+            interrupted = CommkernError(f"an earlier call was interrupted by {error!r}")
+            self._error = error if isinstance(error, Exception) else interrupted
             raise
         touched = workspace.arrays["touched"].astype(bool)
         self._clear_untouched(plan, data, touched)

@@ -86,8 +86,9 @@ Step = KernelCall | WriteHeader | ReadHeader | Post | Complete
 class Plan:
     """What a rank does for one bucket.
 
-    ``members`` are in the order of the messages' parameters. ``description`` holds the
-    texts behind the preamble's hashes, which explain a mismatch between ranks.
+    ``members`` are in the order of the messages' parameters, ``exchanges`` in the order
+    in which they are posted. ``description`` holds the texts behind the preamble's
+    hashes, which explain a mismatch between ranks.
     """
 
     rank: int

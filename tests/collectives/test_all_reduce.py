@@ -9,6 +9,9 @@ import torch.distributed as dist
 from tests.simulation import gradient, same_bits, two_shot
 
 import commkern as ck
+from commkern.compose import Settings
+from commkern.groups import worker
+from commkern.layout import Member
 
 COMPRESSORS = [
     "identity",
@@ -256,3 +259,23 @@ def random_state_is_left_alone(rank, world_size):
 
 def test_no_global_random_state_is_touched(ranks):
     assert all(ranks.run(2, random_state_is_left_alone))
+
+
+def in_segments(rank, world_size, segments):
+    coder = ck.compressor("quantize:bits=8")
+    data = gradient(rank, 5000, torch.float32)
+    runs = worker()
+    plan = runs.plan(
+        [Member("", 5000, 0, coder)], "float32", Settings(segments=segments)
+    )
+    for step in range(3):
+        data = gradient(rank, 5000, torch.float32)
+        runs.submit(lambda: runs.run(plan, data, seed=0, step=step)).result()  # noqa: B023
+    return data
+
+
+@pytest.mark.parametrize("segments", [2, 5])
+def test_segments_change_no_bit(ranks, segments):
+    inputs = [gradient(rank, 5000, torch.float32) for rank in range(3)]
+    for result in ranks.run(3, in_segments, segments):
+        assert same_bits(result, two_shot("quantize:bits=8", inputs))
