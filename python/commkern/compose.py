@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
@@ -127,13 +127,20 @@ class _Composer:
         segments = range(count)
         exchanges = [self._reduce_exchange(reduce_round, s) for s in segments]
         exchanges += [self._gather_exchange(gather_round, s) for s in segments]
+        mine = [self.rank]
+        others = [owner for owner in range(self.world_size) if owner != self.rank]
+        # What others wait for comes first; what only this rank needs passes the time
+        # while messages travel.
         steps = self._prepare()
         for segment in segments:
-            steps += [*self._compress(segment), Post(segment)]
+            steps += [*self._compress(segment, others), Post(segment)]
+        for segment in segments:
+            steps += self._compress(segment, mine)
         for segment in segments:
             steps += [Complete(segment), *self._reduce(segment), Post(count + segment)]
+            steps += self._decompress(segment, mine)
         for segment in segments:
-            steps += [Complete(count + segment), *self._decompress(segment)]
+            steps += [Complete(count + segment), *self._decompress(segment, others)]
         description = self._description()
         return Plan(
             rank=self.rank,
@@ -300,23 +307,34 @@ class _Composer:
             residual=residual if group.feedback else None,
         )
 
-    def _spans(self, segment: int, number: int) -> SpanTable:
-        """All owners' spans of one group, over the buffer of all messages."""
+    def _spans(self, segment: int, number: int, owners: Sequence[int]) -> SpanTable:
+        """These owners' spans of one group, over the buffer of all messages."""
         rows: list[dict[str, int]] = []
-        for message in self._messages[segment]:
+        for owner in owners:
+            message = self._messages[segment][owner]
             spans, offset = message.sections[number]
             rows += shifted(spans.rows, message.begin + offset)
         return span_table(rows)
 
-    def _compress(self, segment: int) -> list[Step]:
-        steps: list[Step] = []
+    def _groups_with_spans(
+        self, segment: int, owners: Sequence[int]
+    ) -> Iterator[tuple[Group, SpanTable]]:
         for number, group in enumerate(self.groups):
-            operands = self._operands(group, self._spans(segment, number), self.rank)
+            spans = self._spans(segment, number, owners)
+            if len(spans):
+                yield group, spans
+
+    def _compress(self, segment: int, owners: Sequence[int]) -> list[Step]:
+        steps: list[Step] = []
+        for group, spans in self._groups_with_spans(segment, owners):
             steps += group.compressor.compress_calls(
-                operands, self._whole("data"), self._whole("outgoing")
+                self._operands(group, spans, self.rank),
+                self._whole("data"),
+                self._whole("outgoing"),
             )
-        for owner, message in enumerate(self._messages[segment]):
+        for owner in owners:
             if owner != self.rank:
+                message = self._messages[segment][owner]
                 steps.append(self._write_header("outgoing", message))
         return steps
 
@@ -329,6 +347,8 @@ class _Composer:
         ]
         parts = [self._part(segment, sender) for sender in range(self.world_size)]
         for group, (spans, offset) in zip(self.groups, mine.sections, strict=True):
+            if not spans.rows:
+                continue
             table = span_table(shifted(spans.rows, offset))
             operands = self._operands(group, table, WHO_REDUCED)
             steps += group.compressor.reduce_calls(
@@ -336,15 +356,15 @@ class _Composer:
             )
         return [*steps, self._write_header("result", mine)]
 
-    def _decompress(self, segment: int) -> list[Step]:
-        steps: list[Step] = [
-            self._read_header(self._place("result", message), message, owner)
-            for owner, message in enumerate(self._messages[segment])
-            if owner != self.rank
-        ]
+    def _decompress(self, segment: int, owners: Sequence[int]) -> list[Step]:
+        steps: list[Step] = []
+        for owner in owners:
+            if owner != self.rank:
+                message = self._messages[segment][owner]
+                place = self._place("result", message)
+                steps.append(self._read_header(place, message, owner))
         scale = 1.0 / self.world_size if self.settings.op == "avg" else 1.0
-        for number, group in enumerate(self.groups):
-            spans = self._spans(segment, number)
+        for group, spans in self._groups_with_spans(segment, owners):
             steps += group.compressor.decompress_calls(
                 self._operands(group, spans, WHO_REDUCED),
                 self._whole("result"),

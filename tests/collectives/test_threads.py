@@ -47,6 +47,17 @@ def test_all_reduce(kind, world_size, spec):
         assert same_bits(result, expected)
 
 
+def fed_members(sizes, coder):
+    """Parameters one behind the other, with error feedback."""
+    store = ResidualStore(sizes, rollback=True)
+    members, offset = [], 0
+    for name, size in sizes.items():
+        place, row = store.offset(name), store.row(name)
+        members.append(Member(name, size, offset, coder, place, row))
+        offset += size
+    return store, members
+
+
 @pytest.mark.parametrize("segments", [2, 3, 7])
 @pytest.mark.parametrize("world_size", [1, 3, 4])
 @pytest.mark.parametrize("reference", [False, True])
@@ -58,18 +69,7 @@ def test_segments_change_no_bit(monkeypatch, segments, world_size, reference):
     sizes = {"a": 3000, "b": 7, "c": 1300}
 
     def one(rank, segments):
-        store = ResidualStore(sizes, rollback=True)
-        members = [
-            Member(
-                name,
-                size,
-                store.offset(name),
-                coder,
-                store.offset(name),
-                store.row(name),
-            )
-            for name, size in sizes.items()
-        ]
+        store, members = fed_members(sizes, coder)
         data = gradient(rank, sum(sizes.values()), torch.float32)
         runs = worker(ends[rank])
         plan = runs.plan(members, "float32", Settings(segments=segments))
@@ -92,12 +92,8 @@ def test_a_parameter_that_no_rank_used_is_zero_and_keeps_its_residual():
     sizes = {"a": 1000, "b": 1000}
 
     def one(rank):
-        store = ResidualStore(sizes, rollback=True)
+        store, members = fed_members(sizes, coder)
         store["b"].fill_(0.25)
-        members = [
-            Member(n, s, store.offset(n), coder, store.offset(n), store.row(n))
-            for n, s in sizes.items()
-        ]
         data = torch.cat([gradient(rank, 1000, torch.float32), torch.zeros(1000)])
         runs = worker(ends[rank])
         plan = runs.plan(members, "float32", Settings())
