@@ -3,6 +3,8 @@ of owners and messages."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -270,7 +272,7 @@ def in_segments(rank, world_size, segments):
     )
     for step in range(3):
         data = gradient(rank, 5000, torch.float32)
-        runs.submit(lambda: runs.run(plan, data, seed=0, step=step)).result()  # noqa: B023
+        runs.call(functools.partial(runs.run, plan, data, seed=0, step=step))
     return data
 
 
