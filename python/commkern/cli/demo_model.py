@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
-CONTEXT = 64
+CONTEXT = 48
 WIDTH = 136
 HEADS = 4
 LAYERS = 4
