@@ -31,6 +31,8 @@ def as_bytes(buffer: Any) -> Bytes:
                 "expected a CPU tensor, a NumPy array or a bytes-like object, "
                 f"got {type(buffer).__name__}"
             ) from None
+    if not array.dtype.isnative:
+        raise ValueError(f"expected native byte order, got dtype {array.dtype.str!r}")
     if not array.flags.c_contiguous:
         raise ValueError(
             f"expected contiguous memory, got strides {array.strides} "

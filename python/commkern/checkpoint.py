@@ -60,7 +60,10 @@ def load_state_dict(
     state: CompressionState, saved: dict[str, Any], *, strict: bool
 ) -> None:
     """What `CompressionState.load_state_dict` does; nothing changes if it raises."""
+    if not isinstance(saved, dict):
+        raise TypeError(f"expected a state_dict, got {type(saved).__name__}")
     _same("format", FORMAT, saved.get("format"))
+    _check_values(saved)
     if saved["rank"] != _ANY_RANK:
         _check_place(state.worker, saved)
     if strict:
@@ -73,6 +76,14 @@ def load_state_dict(
         held = saved["residuals"].get(name)
         view = state.residuals[name]
         view.zero_() if held is None else view.copy_(held)
+
+
+def _check_values(saved: dict[str, Any]) -> None:
+    step, residuals = saved.get("step"), saved.get("residuals")
+    if not isinstance(step, int) or not 0 <= step < 2**63:
+        raise ValueError(f"step of the saved state must be 0 or more, got {step!r}")
+    if not isinstance(residuals, dict):
+        raise TypeError(f"residuals of the saved state must be a dict, got {residuals}")
 
 
 def _check_place(worker: GroupWorker, saved: dict[str, Any]) -> None:

@@ -14,7 +14,13 @@ from commkern.dtypes import dtype_name
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import GroupWorker, worker
-from commkern.inputs import checked_seed, real_view, reduce_op
+from commkern.inputs import (
+    check_writable,
+    checked_name,
+    checked_seed,
+    real_view,
+    reduce_op,
+)
 from commkern.layout import Member
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
@@ -115,6 +121,10 @@ def all_reduce(
     operation = reduce_op(op)
     resolve(algorithm, coder.aggregation)
     data = real_view(tensor)
+    check_writable(tensor)
+    key = checked_name(name)
+    if state is not None and not isinstance(state, ReduceState):
+        raise TypeError(f"state must be a ReduceState, got {type(state).__name__}")
     runs = worker(group)
     settings = Settings(
         op=operation,
@@ -124,7 +134,6 @@ def all_reduce(
         deterministic=deterministic,
         seed=checked_seed(seed),
     )
-    key = name if name is not None else ""
     entry = state.entry(key, data) if state else None
     job = _Job(runs, tensor, data, coder, settings, key, entry)
     if async_op:
@@ -155,9 +164,6 @@ class _Job:
         fed = residuals is not None and name in residuals
         self._residuals = residuals if fed else None
         self._member = Member(name, data.numel(), 0, coder, 0 if fed else None)
-        self._step = runs.count_call()
-        if entry is not None:
-            self._step, entry.step = entry.step, entry.step + 1
 
     def __call__(self) -> torch.Tensor:
         data = self._data.contiguous()
@@ -167,11 +173,20 @@ class _Job:
             plan,
             data.reshape(-1),
             seed=self._settings.seed,
-            step=self._step,
+            step=self._count_step(),
             residuals=self._residuals,
         )
-        if data.data_ptr() != self._data.data_ptr():
-            self._data.copy_(data)
+        if data.data_ptr() != self._tensor.data_ptr():
+            complex_ = self._tensor.is_complex()
+            result = torch.view_as_complex(data) if complex_ else data
+            self._tensor.detach().copy_(result)
         if self._residuals is not None and outcome.finite and outcome.touched.any():
             self._residuals.commit([0])
         return self._tensor
+
+    def _count_step(self) -> int:
+        call = self._runs.count_call()
+        if self._entry is None:
+            return call
+        self._entry.step += 1
+        return self._entry.step - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import OrderedDict
@@ -101,7 +102,10 @@ class GroupWorker:
         weakref.finalize(self, self._executor.shutdown, wait=False)
 
     def count_call(self) -> int:
-        """The number of this call on the group: the step of calls without a state."""
+        """The number of this call on the group: the step of calls without a state.
+
+        Called in turn, once nothing but the exchange can fail: ranks count alike.
+        """
         self._calls += 1
         return self._calls - 1
 
@@ -120,24 +124,17 @@ class GroupWorker:
         with self._order:
             alone = self._waiting == 0
             self._waiting += 1
-            if alone:
-                self._turn.acquire()
-            else:
+            if not alone:
                 behind = self._executor.submit(self._in_turn, job)
-        return self._guarded(job) if alone else behind.result()
+        return self._in_turn(job) if alone else behind.result()
 
     def _in_turn(self, job: Callable[[], T]) -> T:
-        self._turn.acquire()
-        return self._guarded(job)
-
-    def _guarded(self, job: Callable[[], T]) -> T:
-        """Run a job whose turn it is, and end its turn."""
         try:
-            if self._error is not None:
-                raise self._error
-            return job()
+            with self._turn:
+                if self._error is not None:
+                    raise self._error
+                return job()
         finally:
-            self._turn.release()
             with self._order:
                 self._waiting -= 1
 
@@ -217,6 +214,8 @@ def _external(data: torch.Tensor, residuals: ResidualStore | None) -> dict[str, 
 
 
 _WORKERS: weakref.WeakKeyDictionary[Any, GroupWorker] = weakref.WeakKeyDictionary()
+# A forked child has the locks of its parent's workers, but not their threads.
+os.register_at_fork(after_in_child=_WORKERS.clear)
 
 
 def worker(group: Any = None) -> GroupWorker:
@@ -234,8 +233,12 @@ def worker(group: Any = None) -> GroupWorker:
         group = dist.group.WORLD
     if group is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("this rank is not a member of the group")
+    over_processes = isinstance(group, dist.ProcessGroup)
+    if not over_processes and not hasattr(group, "bind"):
+        raise TypeError(
+            f"group must be a process group or None, got {type(group).__name__}"
+        )
     if group not in _WORKERS:
-        over_processes = isinstance(group, dist.ProcessGroup)
         transport = ProcessGroupTransport if over_processes else EndpointTransport
         _WORKERS[group] = GroupWorker(transport(group))
     return _WORKERS[group]

@@ -47,3 +47,29 @@ def checked_seed(seed: Any) -> int:
     if not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an int from 0 to 2**64 - 1, got {seed!r}")
     return seed
+
+
+def check_writable(tensor: torch.Tensor) -> None:
+    """ValueError for an expanded tensor, whose elements share memory."""
+    shared = (
+        stride == 0 and size > 1
+        for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+    if any(shared):
+        raise ValueError(
+            "cannot write into an expanded tensor: shape "
+            f"{tuple(tensor.shape)}, strides {tensor.stride()}"
+        )
+
+
+def checked_name(name: Any) -> str:
+    """A parameter's name: a string that UTF-8 can hold; None is the empty name."""
+    if name is None:
+        return ""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"name {name!r} is not valid text: {error}") from None
+    return name

@@ -85,7 +85,7 @@ class CompressionState:
     ) -> None:
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
-        _check_choices(nonfinite, start_step)
+        _check_choices(nonfinite, start_step, exempt)
         resolve(algorithm, self.compressor.aggregation)
         self.worker: GroupWorker = worker(_group_of(module, process_group))
         self._settings = Settings(
@@ -344,11 +344,13 @@ def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     return True
 
 
-def _check_choices(nonfinite: str, start_step: int) -> None:
+def _check_choices(nonfinite: str, start_step: int, exempt: Exempt | None) -> None:
     if nonfinite not in NONFINITE:
         raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
-    if start_step < 0:
-        raise ValueError(f"start_step must not be negative, got {start_step}")
+    if not isinstance(start_step, int) or start_step < 0:
+        raise ValueError(f"start_step must be an int, 0 or more, got {start_step!r}")
+    if exempt is not None and not callable(exempt):
+        raise TypeError(f"exempt must be callable or None, got {exempt!r}")
 
 
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:

@@ -49,7 +49,10 @@ class ProcessGroupTransport:
         """The group; CommkernError once it has been destroyed."""
         group = self._group()
         if group is None:
-            raise CommkernError("the process group of this transport was destroyed")
+            raise CommkernError(
+                "the process group was destroyed; a state goes on in a new one with "
+                "state.rejoin(group)"
+            )
         return group
 
     def bind(

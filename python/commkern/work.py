@@ -21,6 +21,10 @@ class Work:
 
         Raises TimeoutError where ``timeout`` passes first; the collective goes on.
         """
+        if timeout is not None and not isinstance(timeout, timedelta):
+            raise TypeError(
+                f"timeout must be a datetime.timedelta or None, got {timeout!r}"
+            )
         try:
             self._job.result(timeout.total_seconds() if timeout else None)
         except concurrent.futures.TimeoutError:

@@ -105,15 +105,20 @@ def reduce_views(rank, world_size):
     sliced = base.clone()[:, 3:17]
     complex_ = torch.view_as_complex(base.clone().reshape(300, 2))
     scalar = base[1, 1].clone()
-    for tensor in (transposed, sliced, complex_, scalar):
+    conjugate, negative = complex_.clone().conj(), complex_.clone().conj().imag
+    for tensor in (transposed, sliced, complex_, scalar, conjugate, negative):
         ck.all_reduce(tensor)
-    return transposed.clone(), sliced.clone(), complex_, scalar
+    lazy = conjugate.resolve_conj(), negative.resolve_neg()
+    return transposed.clone(), sliced.clone(), complex_, scalar, *lazy
 
 
 def test_strides_complex_and_scalars(ranks):
     inputs = [gradient(r, 600, torch.float32).reshape(20, 30) for r in range(2)]
     total = inputs[0] + inputs[1]
-    for transposed, sliced, complex_, scalar in ranks.run(2, reduce_views):
+    for results in ranks.run(2, reduce_views):
+        transposed, sliced, complex_, scalar, conjugate, negative = results
+        assert torch.equal(conjugate, complex_.conj())
+        assert torch.equal(negative, -complex_.imag)
         assert torch.equal(transposed, total.t())
         assert torch.equal(sliced, total[:, 3:17])
         assert torch.equal(torch.view_as_real(complex_).reshape(20, 30), total)

@@ -23,7 +23,14 @@ def argument_errors(rank, world_size):
         "seed": lambda: ck.all_reduce(torch.ones(3), seed=-1),
         "device": lambda: ck.all_reduce(torch.ones(3, device="meta")),
         "sparse": lambda: ck.all_reduce(torch.ones(3).to_sparse()),
+        "expanded": lambda: ck.all_reduce(torch.ones(1).expand(300)),
+        "name": lambda: ck.all_reduce(torch.ones(3), name=5),
+        "text": lambda: ck.all_reduce(torch.ones(3), name="\ud800"),
+        "state": lambda: ck.all_reduce(torch.ones(3), state="error"),
+        "group": lambda: ck.all_reduce(torch.ones(3), group="world"),
     }
+    if rank != 0:  # what one rank is refused must not put it out of step
+        cases = {"op": cases["op"]}
     texts = {}
     for name, case in cases.items():
         with pytest.raises((ValueError, TypeError)) as caught:
@@ -49,6 +56,30 @@ def test_bad_arguments_are_refused_and_nothing_is_lost(ranks):
     assert "two_shot" in texts["algorithm"]
     assert "-1" in texts["seed"]
     assert "meta" in texts["device"]
+    assert "(300,)" in texts["expanded"]
+    assert "5" in texts["name"]
+    assert "ReduceState" in texts["state"]
+    assert "str" in texts["group"]
+
+
+def interrupted_on_the_way(rank, world_size):
+    """An interrupt before a call's own work leaves the group usable."""
+    from commkern import groups
+
+    runs = groups.worker()
+    with pytest.raises(KeyboardInterrupt):
+        runs.call(interrupt)
+    ck.all_reduce(torch.ones(3))
+    ck.all_reduce(torch.ones(3), async_op=True).wait()
+    return True
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_does_not_lock_the_group(ranks):
+    assert all(ranks.run(2, interrupted_on_the_way))
 
 
 def test_without_a_process_group():

@@ -93,10 +93,12 @@ def refused(rank, world_size, other):
         "names": saved | {"residuals": renamed},
         "compressor": saved | {"compressor": "identity"},
         "format": saved | {"format": 99},
+        "step": saved | {"step": -1},
+        "residuals": saved | {"residuals": None},
     }
     texts = {}
     for name, case in cases.items():
-        with pytest.raises(ValueError) as caught:  # noqa: PT011 - texts are checked
+        with pytest.raises((ValueError, TypeError)) as caught:
             state.load_state_dict(case)
         texts[name] = str(caught.value)
     state.load_state_dict(cases["compressor"], strict=False)
@@ -112,3 +114,5 @@ def test_what_does_not_fit_is_refused(ranks):
     assert "layers.9.weight" in texts["names"]
     assert "identity" in texts["compressor"]
     assert "99" in texts["format"]
+    assert "-1" in texts["step"]
+    assert "None" in texts["residuals"]
