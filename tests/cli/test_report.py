@@ -1,10 +1,10 @@
-"""``commkern report`` and ``commkern bench`` on files of pytest-benchmark's form."""
+"""``commkern report`` on files of pytest-benchmark's form."""
 
 import json
 
 import pytest
 
-from commkern.cli import bench, main, report
+from commkern.cli import main, report
 
 
 def write(path, medians, **extra):
@@ -78,12 +78,3 @@ def test_files_without_a_common_benchmark(tmp_path, capsys):
     new = write(tmp_path / "b.json", {"y": 1e-3})
     assert main(["report", old, new]) == 1
     assert "no benchmark in common" in capsys.readouterr().err
-
-
-def test_unknown_benchmark(capsys):
-    assert main(["bench", "nothing"]) == 2
-    assert "unknown benchmark 'nothing'; known: " in capsys.readouterr().err
-
-
-def test_benchmarks_are_found():
-    assert {"all_reduce", "hook"} <= set(bench.names())

@@ -12,10 +12,15 @@ from typing import Any
 from commkern.cli import report
 from commkern.cli.console import CliError, load, writable
 
+_STDERR = 2
 _SETTINGS = """\
 [pytest]
 addopts = --import-mode=importlib -p no:cacheprovider
-filterwarnings = error
+filterwarnings =
+    error
+    ignore:Not saving anything
+markers =
+    timeout: of pytest-timeout, which need not be installed
 """
 
 
@@ -94,4 +99,4 @@ def _pytest(
     command += ["--benchmark-disable-gc", "--benchmark-quiet", *files]
     if expression:
         command += ["-k", expression]
-    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    return subprocess.run(command, stdout=_STDERR, check=False).returncode
