@@ -46,6 +46,9 @@ uint32_t crc32c_of(py::object data, uint32_t value, bool portable) {
   Holder holder;
   ConstBytes bytes;
   cast_value("data", data, bytes, holder);
+  if (!bytes && bytes.nbytes > 0) {
+    fail("data: expected memory for ", bytes.nbytes, " bytes, got a null pointer");
+  }
   const py::gil_scoped_release released;
   return (portable ? crc32c_portable : crc32c)(
       bytes.data, static_cast<size_t>(bytes.nbytes), value);

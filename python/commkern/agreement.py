@@ -36,7 +36,7 @@ def explain(
         mine = description[found.field]
         mine, theirs = _first_difference(mine, exchange_text(mine))
     return MismatchError(
-        f"rank {peer} called with another {found.field} in step {step}: "
+        f"rank {peer} differs in {found.field} in step {step}: "
         f"{theirs} there, {mine} here",
         rank=peer,
         step=step,

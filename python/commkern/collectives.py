@@ -16,6 +16,7 @@ from commkern.feedback import feedback as read_feedback
 from commkern.groups import GroupWorker, worker
 from commkern.inputs import (
     check_writable,
+    checked_bool,
     checked_name,
     checked_seed,
     real_view,
@@ -45,7 +46,7 @@ class ReduceState:
         self, feedback: str | Feedback | None = "error", *, rollback: bool = True
     ) -> None:
         self.feedback = read_feedback(feedback)
-        self.rollback = rollback
+        self.rollback = checked_bool("rollback", rollback)
         self._entries: dict[str, _Entry] = {}
 
     def entry(self, name: str, tensor: torch.Tensor) -> _Entry:
@@ -131,7 +132,7 @@ def all_reduce(
         algorithm="two_shot" if deterministic else algorithm,
         feedback=str(state.feedback if state else None),
         rollback=state.rollback if state else True,
-        deterministic=deterministic,
+        deterministic=checked_bool("deterministic", deterministic),
         seed=checked_seed(seed),
     )
     entry = state.entry(key, data) if state else None

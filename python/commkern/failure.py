@@ -73,7 +73,7 @@ class Failure(Exception):  # noqa: N818 - becomes one of commkern.errors
         found = difference(self.expected, self.received)
         field, here, there = found or ("preamble", "", "")
         return MismatchError(
-            f"rank {self.peer} called with another {field} than rank {self.observer} "
+            f"rank {self.peer} differs in {field} from rank {self.observer} "
             f"in step {step}: {there} at rank {self.peer}, {here} at rank "
             f"{self.observer}",
             rank=self.peer,

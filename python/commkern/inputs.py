@@ -73,3 +73,10 @@ def checked_name(name: Any) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"name {name!r} is not valid text: {error}") from None
     return name
+
+
+def checked_bool(what: str, value: Any) -> bool:
+    """TypeError for anything but True and False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} must be True or False, got {value!r}")
+    return value

@@ -20,7 +20,7 @@ from commkern.errors import NonFiniteError
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import GroupWorker, Outcome, worker
-from commkern.inputs import checked_seed, real_view
+from commkern.inputs import checked_bool, checked_seed, real_view
 from commkern.layout import Member
 from commkern.plan import Plan
 from commkern.residuals import ResidualStore
@@ -86,6 +86,10 @@ class CompressionState:
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
         _check_choices(nonfinite, start_step, exempt)
+        checked_bool("rollback", rollback)
+        checked_bool("deterministic", deterministic)
+        if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
+            raise TypeError(f"grad_scaler must have get_scale(), got {grad_scaler!r}")
         resolve(algorithm, self.compressor.aggregation)
         self.worker: GroupWorker = worker(_group_of(module, process_group))
         self._settings = Settings(

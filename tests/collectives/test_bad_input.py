@@ -121,7 +121,7 @@ def disagree(rank, world_size, field):
 def test_a_mismatch_is_named_on_every_rank(ranks, world_size, field, values):
     results = ranks.run(world_size, disagree, field)
     for rank, (blamed, text) in enumerate(results):
-        assert f"another {field}" in text
+        assert f"differs in {field}" in text
         assert all(value in text for value in values)
         last = world_size - 1
         assert blamed == last if rank != last else blamed != last

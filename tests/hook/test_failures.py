@@ -145,7 +145,7 @@ def disagree(rank, world_size, what):
 @pytest.mark.parametrize("what", ["compressor", "shapes"])
 def test_a_mismatch_under_backward(ranks, what):
     for rank, text in enumerate(ranks.run(2, disagree, what, group_timeout_s=10)):
-        assert f"rank {1 - rank} called with another {what}" in text
+        assert f"rank {1 - rank} differs in {what}" in text
 
 
 def hook_on_one_rank_only(rank, world_size):
@@ -198,6 +198,9 @@ def wrong_arguments(rank, world_size):
         "group": lambda: ck.CompressionState(group, module=ddp),
         "nonfinite": lambda: ck.register(ddp, "identity", nonfinite="maybe"),
         "start": lambda: ck.register(ddp, "identity", start_step=-1),
+        "rollback": lambda: ck.register(ddp, "identity", rollback="no"),
+        "scaler": lambda: ck.register(ddp, "identity", grad_scaler=5),
+        "exempt": lambda: ck.register(ddp, "identity", exempt=5),
         "feedback": lambda: ck.register(ddp, "identity", feedback="huh"),
         "algorithm": lambda: ck.register(ddp, "identity", algorithm="star"),
         "device": lambda: ck.CompressionState(

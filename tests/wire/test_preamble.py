@@ -108,7 +108,7 @@ def test_error_preamble_passes_on_whom_it_blames() -> None:
     received = error_preamble(ONE, rank=3, field="shapes")
     assert unpack(received).cause == (3, "shapes")
     found = difference(ONE.pack(), received)
-    assert found == ("error", "data", "rank 2 found another shapes at rank 3")
+    assert found == ("error", "data", "rank 2 found that rank 3 differs in shapes")
 
 
 def test_error_preamble_of_another_call_names_the_field() -> None:

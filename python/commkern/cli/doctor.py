@@ -43,7 +43,6 @@ def _show_versions() -> None:
     import torch
 
     import commkern
-    from commkern import backend
 
     _show("commkern", f"{commkern.__version__} in {os.path.dirname(commkern.__file__)}")
     _show("Python", f"{platform.python_version()}, {platform.platform()}")
@@ -56,7 +55,6 @@ def _show_versions() -> None:
         _show("torch", f"{torch.__version__}, built without torch.distributed")
     _show("CPU", f"{platform.machine()}, {os.cpu_count()} logical cores")
     _show("GPU", _gpu(torch))
-    _show("CUDA module", backend.cuda_status())
 
 
 def _gpu(torch: Any) -> str:

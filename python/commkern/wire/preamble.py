@@ -165,7 +165,7 @@ def _blame(failed: Preamble) -> str:
     rank, field = failed.cause
     if field == FIELDS[0]:
         return f"an error on rank {failed.sender}"
-    return f"rank {failed.sender} found another {field} at rank {rank}"
+    return f"rank {failed.sender} found that rank {rank} differs in {field}"
 
 
 def body_tag(preamble: Any) -> int:
