@@ -40,4 +40,4 @@ def test_golden_messages_are_valid() -> None:
     raw = (HERE / "preamble.bin").read_bytes()
     assert difference(raw, raw) is None
     failed = difference(raw, (HERE / "preamble-error.bin").read_bytes())
-    assert failed == ("error", "data", "rank 1 found another shapes at rank 3")
+    assert failed == ("error", "data", "rank 1 found that rank 3 differs in shapes")
