@@ -174,9 +174,9 @@ class GroupWorker:
         for name in FLAGS:
             workspace.arrays[name].fill(0)
         buffers = _external(data, residuals) | workspace.arrays
-        bound = self.transport.bind(plan, workspace.tensors, step)
         sent = self.transport.bytes_sent
         try:
+            bound = self.transport.bind(plan, workspace.tensors, step)
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
         except BaseException as error:
