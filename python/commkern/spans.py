@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +40,3 @@ def span_table(rows: Iterable[dict[str, int]]) -> SpanTable:
 def one_span(length: int, **fields: int) -> SpanTable:
     """The table of a single tensor of ``length`` elements."""
     return span_table([{"length": length, **fields}])
-
-
-def describe(table: SpanTable) -> list[dict[str, Any]]:
-    """The rows as plain dictionaries, for printing."""
-    return [{str(n): int(row[n]) for n in SPAN.names or ()} for row in table]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from commkern.spans import SpanTable
-from commkern.wire.dtypes import NBYTES
 
 if TYPE_CHECKING:
     import torch
@@ -181,8 +180,3 @@ def require(condition: bool, message: str) -> None:
     """Raise ValueError with ``message`` unless ``condition`` holds."""
     if not condition:
         raise ValueError(message)
-
-
-def dense_nbytes(length: int, dtype: str) -> int:
-    """Bytes of ``length`` uncompressed elements."""
-    return length * NBYTES[dtype]
