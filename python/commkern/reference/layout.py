@@ -150,11 +150,11 @@ def _describe(value: object) -> str:
     return type(value).__name__
 
 
-def check_begins(rows: list[Any], block_size: int) -> None:
+def check_begins(rows: list[Any], unit: int, field: str = "block_size") -> None:
     for index, row in enumerate(rows):
-        if row["begin"] % block_size:
+        if row["begin"] % unit:
             raise ValueError(
-                f"span {index}: begin must be a multiple of block_size {block_size}, "
+                f"span {index}: begin must be a multiple of {field} {unit}, "
                 f"got {row['begin']}"
             )
 
