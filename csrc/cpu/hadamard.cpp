@@ -1,0 +1,68 @@
+#include "cpu/hadamard.h"
+
+#include "cpu/tables.h"
+#include "cpu/units.h"
+
+COMMKERN_BEGIN_ISA
+namespace {
+
+constexpr int64_t kUnit = 4096;  // a multiple of every rotation, small enough for L1
+
+template <class T>
+COMMKERN_INLINE void read_values(const uint8_t* input, ComputeOf<T>* values,
+                                 int64_t n) {
+  int64_t i = 0;
+  if constexpr (kHasVectors<T>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      store_floats<float>(values, i, load_floats<T>(input, i));
+    }
+  }
+  for (; i < n; ++i) values[i] = load_compute<T>(input, i);
+}
+
+template <class T>
+COMMKERN_INLINE void write_values(const ComputeOf<T>* values, uint8_t* output,
+                                  int64_t n, bool streams) {
+  int64_t i = 0;
+  if constexpr (kHasVectors<T>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      put_elements<T>(output, i, narrow<T>(load_floats<float>(values, i)), streams);
+    }
+  }
+  for (; i < n; ++i) store(output, i, convert<T>(values[i]));
+}
+
+template <class T>
+void turn_span(const HadamardArgs& args, const Span& span, int64_t begin, int64_t end,
+               bool streams) {
+  alignas(64) ComputeOf<T> values[kUnit];
+  Rotation rotation(args.seed, span.parameter_id, args.rotation);
+  for (int64_t at = begin; at < end; at += kUnit) {
+    const int64_t n = smaller(kUnit, end - at);
+    const int64_t place = (span.offset + at) * static_cast<int64_t>(sizeof(T));
+    read_values<T>(args.input.data + place, values, n);
+    if (args.inverse != 0) {
+      rotation.unrotate(values, n, span.begin + at);
+    } else {
+      rotation.rotate(values, n, span.begin + at);
+    }
+    uint8_t* output = args.output.data + place;
+    write_values<T>(values, output, n, streams && can_stream(output));
+  }
+}
+
+}  // namespace
+
+void hadamard(const HadamardArgs& args, void*) {
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) {
+    const bool streams =
+        streams_past_cache<T>(args.spans) && args.input.data != args.output.data;
+    for_units(args.spans, kUnit,
+              [&](int64_t, const Span& span, int64_t first, int64_t last) {
+                const int64_t end = smaller(last * kUnit, span.length);
+                turn_span<T>(args, span, first * kUnit, end, streams);
+              });
+  });
+}
+
+COMMKERN_END_ISA
