@@ -6,7 +6,8 @@
 COMMKERN_BEGIN_ISA
 namespace {
 
-constexpr int64_t kUnit = 4096;  // a multiple of every rotation, small enough for L1
+constexpr int64_t kMostRotation = 4096;
+constexpr int64_t kLeastUnit = 512;
 
 template <class T>
 COMMKERN_INLINE void read_values(const uint8_t* input, ComputeOf<T>* values,
@@ -32,13 +33,18 @@ COMMKERN_INLINE void write_values(const ComputeOf<T>* values, uint8_t* output,
   for (; i < n; ++i) store(output, i, convert<T>(values[i]));
 }
 
+int64_t unit_of(const HadamardArgs& args) {
+  return args.rotation > kLeastUnit ? args.rotation : kLeastUnit;
+}
+
 template <class T>
 void turn_span(const HadamardArgs& args, const Span& span, int64_t begin, int64_t end,
                bool streams) {
-  alignas(64) ComputeOf<T> values[kUnit];
+  alignas(64) ComputeOf<T> values[kMostRotation];
   Rotation rotation(args.seed, span.parameter_id, args.rotation);
-  for (int64_t at = begin; at < end; at += kUnit) {
-    const int64_t n = smaller(kUnit, end - at);
+  const int64_t unit = unit_of(args);
+  for (int64_t at = begin; at < end; at += unit) {
+    const int64_t n = smaller(unit, end - at);
     const int64_t place = (span.offset + at) * static_cast<int64_t>(sizeof(T));
     read_values<T>(args.input.data + place, values, n);
     if (args.inverse != 0) {
@@ -57,10 +63,11 @@ void hadamard(const HadamardArgs& args, void*) {
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
     const bool streams =
         streams_past_cache<T>(args.spans) && args.input.data != args.output.data;
-    for_units(args.spans, kUnit,
+    const int64_t unit = unit_of(args);
+    for_units(args.spans, unit,
               [&](int64_t, const Span& span, int64_t first, int64_t last) {
-                const int64_t end = smaller(last * kUnit, span.length);
-                turn_span<T>(args, span, first * kUnit, end, streams);
+                const int64_t end = smaller(last * unit, span.length);
+                turn_span<T>(args, span, first * unit, end, streams);
               });
   });
 }

@@ -213,6 +213,11 @@ def _saturate(dtype: str) -> Arguments:
     return {"spans": _spans(), "data": values, "limit": 0.75}
 
 
+def _hadamard(dtype: str) -> Arguments:
+    values, output = _values(dtype, 1), _values(dtype, 2)
+    return {"spans": _spans(), "input": values, "output": output, "seed": 2**40 + 7}
+
+
 _BUILDERS: dict[str, Callable[[str], Arguments]] = {
     "quantize": _quantize,
     "dequantize": _dequantize,
@@ -227,4 +232,5 @@ _BUILDERS: dict[str, Callable[[str], Arguments]] = {
     "nonfinite_check": _flags,
     "nonzero_check": _flags,
     "saturate": _saturate,
+    "hadamard": _hadamard,
 }
