@@ -9,9 +9,11 @@ namespace {
 constexpr int64_t kMostRotation = 4096;
 constexpr int64_t kLeastUnit = 512;
 
+// The elements in the compute type: in `values` unless they lie ready.
 template <class T>
-COMMKERN_INLINE void read_values(const uint8_t* input, ComputeOf<T>* values,
-                                 int64_t n) {
+COMMKERN_INLINE const void* read_values(const uint8_t* input, ComputeOf<T>* values,
+                                        int64_t n) {
+  if constexpr (is_same<T, ComputeOf<T>>) return input;
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
     for (; i + kLanes <= n; i += kLanes) {
@@ -19,6 +21,7 @@ COMMKERN_INLINE void read_values(const uint8_t* input, ComputeOf<T>* values,
     }
   }
   for (; i < n; ++i) values[i] = load_compute<T>(input, i);
+  return values;
 }
 
 template <class T>
@@ -46,11 +49,11 @@ void turn_span(const HadamardArgs& args, const Span& span, int64_t begin, int64_
   for (int64_t at = begin; at < end; at += unit) {
     const int64_t n = smaller(unit, end - at);
     const int64_t place = (span.offset + at) * static_cast<int64_t>(sizeof(T));
-    read_values<T>(args.input.data + place, values, n);
+    const void* source = read_values<T>(args.input.data + place, values, n);
     if (args.inverse != 0) {
-      rotation.unrotate(values, n, span.begin + at);
+      rotation.unrotate(source, values, n, span.begin + at);
     } else {
-      rotation.rotate(values, n, span.begin + at);
+      rotation.rotate(source, values, n, span.begin + at);
     }
     uint8_t* output = args.output.data + place;
     write_values<T>(values, output, n, streams && can_stream(output));

@@ -1,4 +1,4 @@
-// The transform of kernels/hadamard.h, in place on a small buffer of the compute type.
+// The transform of kernels/hadamard.h, into a small buffer of the compute type.
 //
 // A vector form goes over the buffer in passes. Each keeps kCount vectors in registers,
 // for the levels among their lanes (the first pass) and among themselves.
@@ -26,28 +26,30 @@ COMMKERN_INLINE bool bit_at(const uint8_t* bits, int64_t i) {
   return (bits[i / 8] >> (i % 8) & 1) != 0;
 }
 
-// What a run of pieces of equal size needs: `bits` from its first value on.
+// A run of pieces of equal size; `source` may be `values`, and need not be aligned.
 template <class C>
 struct Pieces {
+  const uint8_t* source;
   C* values;
   int64_t length;  // of all pieces together
   int64_t size;    // of one
   const uint8_t* bits;
-  int64_t first_bit;
+  int64_t first_bit;  // of the first value
 };
 
 // ---- values one by one ----
 
 template <class C>
-COMMKERN_INLINE void flip_scalar(const Pieces<C>& p) {
-  for (int64_t i = 0; i < p.length; ++i) {
-    p.values[i] = bit_at(p.bits, p.first_bit + i) ? -p.values[i] : p.values[i];
-  }
+COMMKERN_INLINE C flip_scalar(const Pieces<C>& p, int64_t i, C x) {
+  return bit_at(p.bits, p.first_bit + i) ? -x : x;
 }
 
 template <class C, Turn kTurn>
 static void turn_scalar(const Pieces<C>& p) {
-  if (kTurn == Turn::kForward) flip_scalar(p);
+  for (int64_t i = 0; i < p.length; ++i) {
+    const C x = load<C>(p.source, i);
+    p.values[i] = kTurn == Turn::kForward ? flip_scalar(p, i, x) : x;
+  }
   for (int64_t half = 1; half < p.size; half *= 2) {
     for (int64_t first = 0; first < p.length; first += 2 * half) {
       C* left = p.values + first;
@@ -59,8 +61,10 @@ static void turn_scalar(const Pieces<C>& p) {
     }
   }
   const C factor = rotation_factor<C>(p.size);
-  for (int64_t i = 0; i < p.length; ++i) p.values[i] *= factor;
-  if (kTurn == Turn::kInverse) flip_scalar(p);
+  for (int64_t i = 0; i < p.length; ++i) {
+    const C y = p.values[i] * factor;
+    p.values[i] = kTurn == Turn::kInverse ? flip_scalar(p, i, y) : y;
+  }
 }
 
 // ---- vectors ----
@@ -98,6 +102,8 @@ COMMKERN_INLINE void vector_butterflies(Floats (&x)[kCount]) {
 template <int kCount, bool kFirst, bool kLast, Turn kTurn>
 static void turn_pass(const Pieces<float>& p, int64_t stride) {
   const Floats factor = broadcast(rotation_factor<float>(p.size));
+  const void* source = p.values;
+  if constexpr (kFirst) source = p.source;
   const int64_t step = stride * kLanes;
   for (int64_t first = 0; first < p.length; first += kCount * step) {
     for (int64_t at = first; at < first + step; at += kLanes) {
@@ -105,7 +111,7 @@ static void turn_pass(const Pieces<float>& p, int64_t stride) {
 #pragma GCC unroll 16
       for (int k = 0; k < kCount; ++k) {
         const int64_t i = at + k * step;
-        x[k] = load_floats<float>(p.values, i);
+        x[k] = load_floats<float>(source, i);
         if constexpr (kFirst && kTurn == Turn::kForward) {
           x[k] = flip_signs(x[k], p.bits, p.first_bit + i);
         }
@@ -161,31 +167,34 @@ class Rotation {
   Rotation(uint64_t seed, uint32_t parameter_id, int32_t rotation)
       : draws_({seed, parameter_id, 0, kRotationStream}), rotation_(rotation) {}
 
-  // `values[0]` has the index `first` in its parameter, where a piece begins. Where a
-  // piece does not end with `values`, its parameter does.
+  // Of n values of C from `source` on, which may be `values`. The first has the index
+  // `first` in its parameter, where a piece begins; the last ends a piece or a span.
   template <class C>
-  COMMKERN_MEMBER void rotate(C* values, int64_t n, int64_t first) {
-    turn<Turn::kForward>(values, n, first);
+  COMMKERN_MEMBER void rotate(const void* source, C* values, int64_t n, int64_t first) {
+    turn<Turn::kForward>(source, values, n, first);
   }
 
   template <class C>
-  COMMKERN_MEMBER void unrotate(C* values, int64_t n, int64_t first) {
-    turn<Turn::kInverse>(values, n, first);
+  COMMKERN_MEMBER void unrotate(const void* source, C* values, int64_t n,
+                                int64_t first) {
+    turn<Turn::kInverse>(source, values, n, first);
   }
 
  private:
   static constexpr int64_t kDrawBits = 128;
 
   template <Turn kTurn, class C>
-  COMMKERN_MEMBER void turn(C* values, int64_t n, int64_t first) {
+  COMMKERN_MEMBER void turn(const void* source, C* values, int64_t n, int64_t first) {
+    const auto* from = static_cast<const uint8_t*>(source);
     const int64_t first_bit = first % kDrawBits;
     collect_bits(static_cast<uint64_t>(first / kDrawBits), first_bit + n);
     int64_t size = rotation_;
     for (int64_t begin = 0; begin < n; size /= 2) {
       const int64_t length = (n - begin) / size * size;
       if (length == 0) continue;
-      turn_pieces<kTurn>(
-          Pieces<C>{values + begin, length, size, bits_, first_bit + begin});
+      turn_pieces<kTurn>(Pieces<C>{from + begin * static_cast<int64_t>(sizeof(C)),
+                                   values + begin, length, size, bits_,
+                                   first_bit + begin});
       begin += length;
     }
   }
