@@ -3,11 +3,12 @@
 
 #include <immintrin.h>
 
-#include "cpu/elements.h"
+#include "cpu/words.h"
 
 COMMKERN_BEGIN_ISA
 
 inline constexpr int kLanes = 8;
+inline constexpr int kParts = 1;
 using Floats = float __attribute__((vector_size(32)));
 using Ints = int32_t __attribute__((vector_size(32)));
 using Words = uint32_t __attribute__((vector_size(32)));
@@ -58,6 +59,69 @@ COMMKERN_INLINE Floats widen_half(Halves x) {
 COMMKERN_INLINE Halves narrow_half(Floats x) {
   const Halves h = bits_as<Halves>(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   return (h & 0x7fff) > 0x7c00 ? (h & 0x8000) | 0x7e00 : h;
+}
+
+// Eight bytes of kBits each in the low kBits bytes of a word: pairs and fours by
+// multiply-add, then the two dwords.
+template <int kBits>
+COMMKERN_INLINE uint64_t squeeze_bytes(__m128i bytes) {
+  const __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi16(1 | 1 << (8 + kBits)), bytes);
+  const __m128i fours =
+      _mm_madd_epi16(pairs, _mm_set1_epi32(1 | 1 << (16 + 2 * kBits)));
+  const uint64_t word = _mm_cvtsi128_si64(fours);
+  return (word & 0xffffffffu) | word >> 32 << (4 * kBits);
+}
+
+template <int kBits>
+COMMKERN_INLINE void store_codes(uint8_t* out, const Ints (&codes)[kParts]) {
+  if constexpr (kBits == 1) {
+    const Floats signs = bits_as<Floats>(codes[0] << 31);
+    store_exactly<1>(out, _mm256_movemask_ps(signs));
+  } else {
+    const __m256i all = bits_as<__m256i>(codes[0] & ((1 << kBits) - 1));
+    const __m128i shorts = _mm_packus_epi32(lower_half(all), upper_half(all));
+    const __m128i bytes = _mm_packus_epi16(shorts, shorts);
+    if constexpr (kBits == 8) {
+      store_exactly<8>(out, _mm_cvtsi128_si64(bytes));
+    } else {
+      store_exactly<kBits>(out, squeeze_bytes<kBits>(bytes));
+    }
+  }
+}
+
+// Each lane gets the bytes that its code lies in, moves the code to the top, and back
+// down with its sign or with zeros.
+template <int kBits, bool kSigned>
+COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
+  if constexpr (kBits == 8) {
+    const __m128i bytes = load_8_bytes(in);
+    codes[0] = bits_as<Ints>(kSigned ? _mm256_cvtepi8_epi32(bytes)
+                                     : _mm256_cvtepu8_epi32(bytes));
+    return;
+  }
+  const uint64_t word = load_exactly<kBits>(in);
+  Ints words, up;
+  if constexpr (kBits <= 4) {
+    words = Ints{} + static_cast<int32_t>(word);
+    for (int j = 0; j < kLanes; ++j) up[j] = 32 - kBits - j * kBits;
+  } else {
+    Ints pick;
+    for (int j = 0; j < kLanes; ++j) {
+      const int byte = j * kBits / 8;
+      pick[j] = static_cast<int32_t>(0x80800000u | (byte + 1) << 8 | byte);
+      up[j] = 32 - kBits - j * kBits % 8;
+    }
+    words = bits_as<Ints>(
+        _mm256_shuffle_epi8(_mm256_set1_epi64x(word), bits_as<__m256i>(pick)));
+  }
+  const __m256i top = _mm256_sllv_epi32(bits_as<__m256i>(words), bits_as<__m256i>(up));
+  codes[0] = bits_as<Ints>(kSigned ? _mm256_srai_epi32(top, 32 - kBits)
+                                   : _mm256_srli_epi32(top, 32 - kBits));
+}
+
+// table[index]
+COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
+  return bits_as<Ints>(_mm256_i32gather_epi32(table, bits_as<__m256i>(index), 4));
 }
 
 template <int kBits>
