@@ -37,6 +37,7 @@ COMMKERN_INLINE Ints magnitude_of(Floats x) {
 }
 
 COMMKERN_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+COMMKERN_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 
 // Per lane `mask` (all ones or all zeros).
 COMMKERN_INLINE Floats choose(Ints mask, Floats yes, Floats no) {

@@ -119,35 +119,18 @@ COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
                                    : _mm256_srli_epi32(top, 32 - kBits));
 }
 
-// table[index]
+// table[index] of each lane.
 COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
   return bits_as<Ints>(_mm256_i32gather_epi32(table, bits_as<__m256i>(index), 4));
 }
-
-template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
-  const __m256i all = bits_as<__m256i>(codes);
-  const __m128i shorts = _mm_packs_epi32(lower_half(all), upper_half(all));
-  const __m128i bytes = _mm_packs_epi16(shorts, shorts);
-  if constexpr (kBits == 8) {
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), bytes);
-  } else {
-    const __m128i nibbles = _mm_and_si128(bytes, _mm_set1_epi8(15));
-    const __m128i pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
-    store(out, 0, _mm_cvtsi128_si32(_mm_packus_epi16(pairs, pairs)));
-  }
+COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
+  return _mm256_i32gather_ps(table, bits_as<__m256i>(index), 4);
 }
-
-template <int kBits>
-COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
-  if constexpr (kBits == 8) {
-    return bits_as<Ints>(_mm256_cvtepi8_epi32(load_8_bytes(in)));
-  } else {
-    const __m256i words = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(load<int32_t>(in, 0)));
-    const __m256i high = _mm256_slli_epi64(words, 56);
-    const __m256i low = _mm256_slli_epi64(words, 28);
-    return bits_as<Ints>(_mm256_srai_epi32(_mm256_or_si256(high, low), 28));
-  }
+COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
+  const __m256i at = bits_as<__m256i>(index);
+  const __m256 low = _mm256_permutevar8x32_ps(load<__m256>(table, 0), at);
+  const __m256 high = _mm256_permutevar8x32_ps(load<__m256>(table, 1), at);
+  return _mm256_blendv_ps(low, high, bits_as<__m256>(index << 28));
 }
 
 COMMKERN_INLINE void stream(void* out, Floats x) {

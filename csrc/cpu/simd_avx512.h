@@ -115,34 +115,15 @@ COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
                                    : _mm512_srli_epi32(top, 32 - kBits));
 }
 
-// table[index]
+// table[index] of each lane.
 COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
   return bits_as<Ints>(_mm512_i32gather_epi32(bits_as<__m512i>(index), table, 4));
 }
-
-template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
-  const __m128i bytes = _mm512_cvtepi32_epi8(bits_as<__m512i>(codes));
-  if constexpr (kBits == 8) {
-    store(out, 0, bytes);
-  } else {
-    const __m128i nibbles = _mm_and_si128(bytes, _mm_set1_epi8(15));
-    const __m128i pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(pairs, pairs));
-  }
+COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
+  return _mm512_i32gather_ps(bits_as<__m512i>(index), table, 4);
 }
-
-template <int kBits>
-COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
-  if constexpr (kBits == 8) {
-    return bits_as<Ints>(_mm512_cvtepi8_epi32(load<__m128i>(in, 0)));
-  } else {
-    const __m512i words =
-        _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
-    const __m512i high = _mm512_slli_epi64(words, 56);
-    const __m512i low = _mm512_slli_epi64(words, 28);
-    return bits_as<Ints>(_mm512_srai_epi32(_mm512_or_si512(high, low), 28));
-  }
+COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
+  return _mm512_permutexvar_ps(bits_as<__m512i>(index), load<__m512>(table, 0));
 }
 
 COMMKERN_INLINE void stream(void* out, Floats x) {

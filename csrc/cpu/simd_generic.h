@@ -145,32 +145,15 @@ COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
   }
 }
 
-// table[index]
+// table[index] of each lane.
 COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
   return Ints{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
 }
-
-template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
-  if constexpr (kBits == 8) {
-    store_low_bytes(out, codes);
-  } else {
-    // Two codes meet in the low byte of each 64-bit lane.
-    const Wide nibbles = bits_as<Wide>(codes & 15);
-    const Ints pairs = bits_as<Ints>(nibbles | (nibbles >> 28));
-    out[0] = static_cast<uint8_t>(pairs[0]);
-    out[1] = static_cast<uint8_t>(pairs[2]);
-  }
+COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
+  return Floats{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
 }
-
-template <int kBits>
-COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
-  if constexpr (kBits == 8) {
-    return widen_signed_bytes(in);
-  } else {
-    const Wide words = widen_2_bytes(in);
-    return bits_as<Ints>((words << 56) | (words << 28)) >> 28;
-  }
+COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
+  return look_up(&table[0], index);
 }
 
 #if defined(__SSE4_1__)
