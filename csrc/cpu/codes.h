@@ -1,11 +1,14 @@
 // The codes of the quantiser family: what a value becomes once it is a position p, in
-// units of the block's scale, and back. A code is a struct with
-//   kBits, kSigned   how store_codes and load_codes hold it
-//   encode           one position, any finite one, with the byte of its draw
-//   encode_lanes     kLanes of them with kLanes bytes (null where nearest)
-//   decode, decode_lanes   the value of a code in units of the scale
-// These here have integers or powers of two for values; more in codes_float.h and
-// codes_book.h.
+// units of its block's scale, and back. A code is a struct with
+//   kBits, kSigned    how store_group and load_group hold it
+//   kOffset           positions count from the block's offset
+//   kFivePacked       its bytes go to memory five to a byte (five_pack.h)
+//   kOfValue<kStochastic>   encoding looks at the value itself, not at its position
+//   encode            one position, any finite one, with the byte of its draw
+//   encode_lanes      kLanes of them with kLanes bytes (not read where nearest)
+//   decode, decode_lanes    the value of a code in units of the scale
+// Those here have integers or powers of two for values; the others are in
+// codes_float.h and codes_book.h.
 #pragma once
 
 #include "core/minifloat.h"
@@ -14,13 +17,12 @@
 
 COMMKERN_BEGIN_ISA
 
-// True where encoding looks at the value itself in the place of its position.
-template <class Code, bool kStochastic>
-constexpr bool kEncodesValues = false;
-
-// Codes that go to memory five to a byte (five_pack.h), not `kBits` dense bits each.
-template <class Code>
-constexpr bool kFivePacked = false;
+struct CodeDefaults {
+  static constexpr bool kOffset = false;
+  static constexpr bool kFivePacked = false;
+  template <bool kStochastic>
+  static constexpr bool kOfValue = false;
+};
 
 // p rounded to an integer, as a C.
 template <bool kStochastic, class C>
@@ -45,7 +47,7 @@ COMMKERN_INLINE Ints sign_of(Floats p, Ints code, int32_t sign) {
   return ((bits_as<Ints>(p) & -code) >> 31) & sign;
 }
 
-struct IntegerValues {
+struct IntegerValues : CodeDefaults {
   template <class C>
   COMMKERN_MEMBER static C decode(int32_t code) {
     return static_cast<C>(code);
@@ -75,6 +77,7 @@ template <int kWidth>
 struct Asymmetric : IntegerValues {
   static constexpr int kBits = kWidth;
   static constexpr bool kSigned = false;
+  static constexpr bool kOffset = true;
   static constexpr int32_t kLargest = (1 << kBits) - 1;
 
   template <bool kStochastic, class C>
@@ -93,7 +96,9 @@ struct Asymmetric : IntegerValues {
 };
 
 // 0 is +1, 1 is -1.
-struct Sign {
+struct Sign : CodeDefaults {
+  template <bool kStochastic>
+  static constexpr bool kOfValue = !kStochastic;  // a tiny value may have position 0
   static constexpr int kBits = 1;
   static constexpr bool kSigned = false;
 
@@ -115,13 +120,12 @@ struct Sign {
     return bits_as<Floats>(bits_as<Ints>(broadcast(1.0f)) | code << 31);
   }
 };
-template <>
-constexpr bool kEncodesValues<Sign, false> = true;
 
 // floor(p + u), of a u between 0 and 1, clamped to -1 ... 1.
 struct Ternary : IntegerValues {
   static constexpr int kBits = 8;
   static constexpr bool kSigned = true;
+  static constexpr bool kFivePacked = true;
 
   template <bool kStochastic, class C>
   COMMKERN_MEMBER static int32_t encode(C p, uint32_t byte) {
@@ -136,8 +140,6 @@ struct Ternary : IntegerValues {
     return (moved < 0.0f) - (moved >= 1.0f);  // true is -1
   }
 };
-template <>
-constexpr bool kFivePacked<Ternary> = true;
 
 struct Threshold : IntegerValues {
   static constexpr int kBits = 2;
@@ -158,7 +160,7 @@ struct Threshold : IntegerValues {
 // Powers of two: a sign bit on top and a level k = 0 ... kTop; 0 is 0, k is 2^(k -
 // kTop).
 template <int kWidth>
-struct Natural {
+struct Natural : CodeDefaults {
   static constexpr int kBits = kWidth;
   static constexpr bool kSigned = false;
   static constexpr int32_t kTop = (1 << (kBits - 1)) - 1;

@@ -58,7 +58,7 @@ struct NormalFloat4Tree {
 };
 static constexpr NormalFloat4Tree kNormalFloat4Tree;
 
-struct NormalFloat4 {
+struct NormalFloat4 : CodeDefaults {
   static constexpr int kBits = 4;
   static constexpr bool kSigned = false;
 
@@ -125,7 +125,7 @@ static_assert(kDynamic8Bins.entry[Dynamic8Bins::kCount - 1] >> 24 == 127);
 
 // A stored code is, as a signed byte, -k for the k-th positive value and k for its
 // negative.
-struct Dynamic8 {
+struct Dynamic8 : CodeDefaults {
   static constexpr int kBits = 8;
   static constexpr bool kSigned = false;
 

@@ -6,7 +6,7 @@
 COMMKERN_BEGIN_ISA
 
 template <class Format>
-struct Minifloat {
+struct Minifloat : CodeDefaults {
   static constexpr int kBits = Format::kBits;
   static constexpr bool kSigned = false;
 

@@ -32,7 +32,7 @@ COMMKERN_INLINE void store_first(uint8_t* out, Digits x, int64_t n) {
 #endif
 
 // Of codes[0] on in every plane.
-COMMKERN_INLINE Digits pack_digits(const int8_t* codes, int64_t width) {
+COMMKERN_INLINE Digits pack_digits(const uint8_t* codes, int64_t width) {
   Digits bytes{};
   for (int64_t plane = 4; plane >= 0; --plane) {
     const Digits code = load<Digits>(codes + plane * width, 0);
@@ -43,7 +43,7 @@ COMMKERN_INLINE Digits pack_digits(const int8_t* codes, int64_t width) {
 }
 
 // Whole vectors, plane after plane: what one writes past its plane is the next one's.
-COMMKERN_INLINE void unpack_digits(Digits rest, int8_t* codes, int64_t width) {
+COMMKERN_INLINE void unpack_digits(Digits rest, uint8_t* codes, int64_t width) {
   constexpr uint8_t kUnits[] = {1, 3, 9, 27, 81};
   const Digits no_code = bits_as<Digits>(rest >= 243);
   Digits planes[5];
@@ -70,7 +70,7 @@ COMMKERN_INLINE void for_digits(int64_t width, Fn fn) {
 }
 
 // `codes` has n codes and kFiveSlack bytes behind them, which change.
-COMMKERN_INLINE void pack_five(int8_t* codes, int64_t n, uint8_t* out) {
+COMMKERN_INLINE void pack_five(uint8_t* codes, int64_t n, uint8_t* out) {
   const int64_t width = five_packed_nbytes(n);
   std::memset(codes + n, 0, 4);
   if (width < kDigits) return store_first(out, pack_digits(codes, width), width);
@@ -78,7 +78,7 @@ COMMKERN_INLINE void pack_five(int8_t* codes, int64_t n, uint8_t* out) {
              [&](int64_t j) { store(out + j, 0, pack_digits(codes + j, width)); });
 }
 
-COMMKERN_INLINE void unpack_five(const uint8_t* in, int64_t n, int8_t* codes) {
+COMMKERN_INLINE void unpack_five(const uint8_t* in, int64_t n, uint8_t* codes) {
   const int64_t width = five_packed_nbytes(n);
   if (width < kDigits) return unpack_digits(load_first(in, width), codes, width);
   for_digits(width, [&](int64_t j) {

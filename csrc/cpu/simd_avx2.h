@@ -73,7 +73,7 @@ COMMKERN_INLINE uint64_t squeeze_bytes(__m128i bytes) {
 }
 
 template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, const Ints (&codes)[kParts]) {
+COMMKERN_INLINE void store_group(uint8_t* out, const Ints (&codes)[kParts]) {
   if constexpr (kBits == 1) {
     const Floats signs = bits_as<Floats>(codes[0] << 31);
     store_exactly<1>(out, _mm256_movemask_ps(signs));
@@ -92,7 +92,7 @@ COMMKERN_INLINE void store_codes(uint8_t* out, const Ints (&codes)[kParts]) {
 // Each lane gets the bytes that its code lies in, moves the code to the top, and back
 // down with its sign or with zeros.
 template <int kBits, bool kSigned>
-COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
+COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
   if constexpr (kBits == 8) {
     const __m128i bytes = load_8_bytes(in);
     codes[0] = bits_as<Ints>(kSigned ? _mm256_cvtepi8_epi32(bytes)

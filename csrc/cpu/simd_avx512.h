@@ -69,7 +69,7 @@ COMMKERN_INLINE __m128i squeeze_bytes(__m128i bytes) {
 }
 
 template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, const Ints (&codes)[kParts]) {
+COMMKERN_INLINE void store_group(uint8_t* out, const Ints (&codes)[kParts]) {
   const __m512i all = bits_as<__m512i>(codes[0]);
   if constexpr (kBits == 1) {
     store(out, 0, _mm512_test_epi32_mask(all, _mm512_set1_epi32(1)));
@@ -87,7 +87,7 @@ COMMKERN_INLINE void store_codes(uint8_t* out, const Ints (&codes)[kParts]) {
 // Each lane gets the two bytes that its code lies in, moves the code to the top, and
 // back down with its sign or with zeros.
 template <int kBits, bool kSigned>
-COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
+COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
   if constexpr (kBits == 8) {
     const __m128i bytes = load<__m128i>(in, 0);
     codes[0] = bits_as<Ints>(kSigned ? _mm512_cvtepi8_epi32(bytes)

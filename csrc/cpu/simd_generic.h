@@ -131,14 +131,14 @@ COMMKERN_INLINE void split_bytes(uint64_t word, Ints (&x)[kParts]) {
 #endif
 
 template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, const Ints (&codes)[kParts]) {
+COMMKERN_INLINE void store_group(uint8_t* out, const Ints (&codes)[kParts]) {
   constexpr int32_t kMask = (1 << kBits) - 1;
   const uint64_t word = join_bytes({codes[0] & kMask, codes[1] & kMask});
   store_exactly<kBits>(out, squeeze_codes<kBits>(word));
 }
 
 template <int kBits, bool kSigned>
-COMMKERN_INLINE void load_codes(const uint8_t* in, Ints (&codes)[kParts]) {
+COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
   split_bytes(spread_codes<kBits>(load_exactly<kBits>(in)), codes);
   if constexpr (kSigned) {
     for (Ints& code : codes) code = (code << (32 - kBits)) >> (32 - kBits);
