@@ -3,9 +3,10 @@
 //   kBits, kSigned    how store_group and load_group hold it
 //   kOffset           positions count from the block's offset
 //   kFivePacked       its bytes go to memory five to a byte (five_pack.h)
-//   kOfValue<kStochastic>   encoding looks at the value itself, not at its position
 //   encode            one position, any finite one, with the byte of its draw
 //   encode_lanes      kLanes of them with kLanes bytes (not read where nearest)
+//   kOfValue<kStochastic>   encoding looks at the value and its scale instead:
+//                     encode_value, encode_value_lanes
 //   decode, decode_lanes    the value of a code in units of the scale
 // Those here have integers or powers of two for values; the others are in
 // codes_float.h and codes_book.h.
@@ -95,22 +96,30 @@ struct Asymmetric : IntegerValues {
   }
 };
 
-// 0 is +1, 1 is -1.
+// 0 is +1, 1 is -1. Nearest takes the sign of the value: a tiny one may have position
+// 0.
 struct Sign : CodeDefaults {
-  template <bool kStochastic>
-  static constexpr bool kOfValue = !kStochastic;  // a tiny value may have position 0
   static constexpr int kBits = 1;
   static constexpr bool kSigned = false;
+  template <bool kStochastic>
+  static constexpr bool kOfValue = !kStochastic;
 
+  template <class C>
+  COMMKERN_MEMBER static int32_t encode_value(C a, C) {
+    return a < 0 ? 1 : 0;
+  }
+  COMMKERN_MEMBER static Ints encode_value_lanes(Floats a, Floats) {
+    return (a < 0.0f) & 1;
+  }
   template <bool kStochastic, class C>
   COMMKERN_MEMBER static int32_t encode(C p, uint32_t byte) {
-    if constexpr (kStochastic) p += C(2) * rounding_offset<C>(byte) - C(1);
-    return p < 0 ? 1 : 0;
+    static_assert(kStochastic);
+    return p + (C(2) * rounding_offset<C>(byte) - C(1)) < 0 ? 1 : 0;
   }
   template <bool kStochastic>
   COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t* bytes) {
-    if constexpr (kStochastic) p += rounding_offsets(bytes) * 2.0f - 1.0f;
-    return (p < 0.0f) & 1;
+    static_assert(kStochastic);
+    return (p + (rounding_offsets(bytes) * 2.0f - 1.0f) < 0.0f) & 1;
   }
   template <class C>
   COMMKERN_MEMBER static C decode(int32_t code) {
@@ -144,16 +153,15 @@ struct Ternary : IntegerValues {
 struct Threshold : IntegerValues {
   static constexpr int kBits = 2;
   static constexpr bool kSigned = true;
-
-  template <bool kStochastic, class C>
-  COMMKERN_MEMBER static int32_t encode(C p, uint32_t) {
-    static_assert(!kStochastic);
-    return p >= 1 ? 1 : (p <= -1 ? -1 : 0);
-  }
   template <bool kStochastic>
-  COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
-    static_assert(!kStochastic);
-    return (p <= -1.0f) - (p >= 1.0f);
+  static constexpr bool kOfValue = true;
+
+  template <class C>
+  COMMKERN_MEMBER static int32_t encode_value(C a, C scale) {
+    return a >= scale ? 1 : (a <= -scale ? -1 : 0);
+  }
+  COMMKERN_MEMBER static Ints encode_value_lanes(Floats a, Floats scale) {
+    return (a <= -scale) - (a >= scale);
   }
 };
 
