@@ -106,11 +106,6 @@ class Format:
         return self.scales in ("float16", "e4m3", "span")
 
     @property
-    def per_span(self) -> bool:
-        """Whether what a block's code means depends on the whole span."""
-        return self.has_head
-
-    @property
     def has_offsets(self) -> bool:
         return self.code == "asymmetric"
 
@@ -162,7 +157,7 @@ class Format:
         return self.head_nbytes(dtype) or self.scale_nbytes(dtype)
 
     def bits_per_element(self, dtype: str) -> float:
-        """Stored bits of an element of a long span, its share of the scales included."""
+        """Stored bits of an element of a long span, scales included."""
         length = self.block_size
         stored = self.scales_nbytes(length, dtype) + self.codes_nbytes(length)
         if self.has_offsets and self.scales != "span":

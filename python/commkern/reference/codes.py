@@ -67,18 +67,25 @@ def encode(item: Input, fmt: Format) -> Codes:
 def decode(codes: Codes, fmt: Format, compute: np.dtype[Any]) -> Floats:
     """The value of every code, in units of the scale; any bits have one."""
     stored = codes & ((1 << fmt.bits) - 1)
-    if fmt.code in _MINIFLOATS:
-        return minifloat_values(fmt.code, compute)[stored]
-    if fmt.code in BOOKS:
-        return BOOKS[fmt.code].values(compute)[stored]
-    if fmt.code == "natural":
-        return _natural_values(fmt.bits, compute)[stored]
+    table = _table(fmt, compute)
+    if table is not None:
+        looked_up: Floats = table[stored]
+        return looked_up
     if fmt.code == "sign":
         codes = 1 - 2 * stored
     if fmt.code == "asymmetric":
         codes = stored
     values: Floats = codes.astype(compute)
     return values
+
+
+def _table(fmt: Format, compute: np.dtype[Any]) -> Floats | None:
+    """Values by stored code, for codes that are looked up."""
+    if fmt.code in _MINIFLOATS:
+        return minifloat_values(fmt.code, compute)
+    if fmt.code in BOOKS:
+        return BOOKS[fmt.code].values(compute)
+    return _natural_values(fmt.bits, compute) if fmt.code == "natural" else None
 
 
 def _symmetric(item: Input, fmt: Format) -> Floats:
@@ -165,7 +172,7 @@ class Minifloat(NamedTuple):
     @property
     def least_exponent(self) -> int:
         """Of normal numbers; one minus the bias."""
-        return 2 - 2 ** (self.exponent_bits - 1)
+        return 2 - (1 << (self.exponent_bits - 1))
 
 
 _MINIFLOATS = {

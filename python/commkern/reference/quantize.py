@@ -69,6 +69,12 @@ def _check_unit(rows: list[Any], fmt: Format) -> None:
         check_begins(rows, fmt.rotation, "rotation")
 
 
+def _check_bodies(
+    name: str, raw: Bytes, rows: list[Any], fmt: Format, dtype: str
+) -> None:
+    check_bodies(name, raw, rows, lambda length: fmt.body_nbytes(length, dtype))
+
+
 def _draw(row: Any, length: int, settings: _Settings) -> Bits:
     """The random byte of every element."""
     block_size = settings.fmt.block_size
@@ -126,9 +132,7 @@ def _values(codes: Bits, scales: Scales, fmt: Format, compute: Any) -> Floats:
     return np.where(scale < 0, values * compute.type(2), values)
 
 
-def _decode(
-    payload: Bytes, row: Any, fmt: Format, dtype: str
-) -> tuple[Floats, Floats]:
+def _decode(payload: Bytes, row: Any, fmt: Format, dtype: str) -> tuple[Floats, Floats]:
     """The values of one span, still rotated, and its scales."""
     start, length = int(row["body"]), int(row["length"])
     body = payload[start : start + fmt.body_nbytes(length, dtype)]
@@ -189,7 +193,7 @@ def quantize(
     )
     _check_unit(rows, fmt)
     check_elements("input", source, rows, kind.nbytes)
-    check_bodies("payload", target, rows, lambda n: fmt.body_nbytes(n, dtype))
+    _check_bodies("payload", target, rows, fmt, dtype)
     feedback = Residual(residual, rows)
     for row in rows:
         start = int(row["offset"]) * kind.nbytes
@@ -219,7 +223,7 @@ def _dequantize(
     target = buffer_of("output", output, writable=True)
     flags = buffer_of("nonfinite", nonfinite, writable=True)
     _check_unit(rows, fmt)
-    check_bodies("payload", source, rows, lambda n: fmt.body_nbytes(n, dtype))
+    _check_bodies("payload", source, rows, fmt, dtype)
     check_elements("output", target, rows, kind.nbytes)
     if nonfinite is not None:
         check_per_row("nonfinite", flags, rows, 1)
@@ -333,8 +337,8 @@ def requantize_sum(
     target = buffer_of("payload", payload, writable=True)
     _check_unit(rows, fmt)
     for rank, source in enumerate(sources):
-        check_bodies(f"parts[{rank}]", source, rows, lambda n: fmt.body_nbytes(n, dtype))
-    check_bodies("payload", target, rows, lambda n: fmt.body_nbytes(n, dtype))
+        _check_bodies(f"parts[{rank}]", source, rows, fmt, dtype)
+    _check_bodies("payload", target, rows, fmt, dtype)
     feedback = Residual(residual, rows)
     for row in rows:
         acc, _ = _decode(sources[0], row, fmt, dtype)

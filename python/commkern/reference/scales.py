@@ -10,7 +10,6 @@ import functools
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from commkern.arrays import Bytes
 from commkern.formats import Format
@@ -134,17 +133,18 @@ class _Groups:
     def wanted(self) -> Floats:
         """The scale before it is stored; may overflow."""
         statistic = self.fmt.statistic
-        if statistic == "constant":
-            constant = self.number(self.fmt.constant)
-            return np.where(self.absmax > 0, constant, self.number(0))
-        if statistic == "absmax":
-            return self.absmax / self.top
         normal = _normaliser(self.absmax)
         scaled = np.abs(self.rows) * normal[:, None]
-        if statistic == "mean":
-            mean = ordered_sum(scaled) / self.counts.astype(self.compute)
-            return mean / normal
-        return np.sqrt(ordered_sum(scaled * scaled)) / self.top / normal
+        wanted: Floats
+        if statistic == "constant":
+            wanted = (self.absmax > 0) * self.number(self.fmt.constant)
+        elif statistic == "absmax":
+            wanted = self.absmax / self.top
+        elif statistic == "mean":
+            wanted = ordered_sum(scaled) / self.counts.astype(self.compute) / normal
+        else:
+            wanted = np.sqrt(ordered_sum(scaled * scaled)) / self.top / normal
+        return wanted
 
     def extremes(self) -> tuple[Floats, Floats]:
         """The smallest and largest value of every group."""
@@ -312,7 +312,8 @@ def _at_least(wanted: Floats, head: Any, fmt: Format) -> Bits:
     if fmt.scales == "e8m0":
         fraction, exponent = np.frexp(finite)
         return _e8m0_word(exponent - (fraction == 0.5), finite)
-    return finite.view(_word(fmt, wanted.dtype))
+    words: Bits = finite.view(_word(fmt, wanted.dtype))
+    return words
 
 
 def _at_most(values: Floats, head: Any, fmt: Format) -> Bits:
@@ -321,7 +322,8 @@ def _at_most(values: Floats, head: Any, fmt: Format) -> Bits:
         return _half_word(values / head, fmt.scales, up=False)
     if fmt.scales == "e8m0":
         return _e8m0_word(np.frexp(values)[1] - 1, values)
-    return (values + values.dtype.type(0)).view(_word(fmt, values.dtype))
+    words: Bits = (values + values.dtype.type(0)).view(_word(fmt, values.dtype))
+    return words
 
 
 def _e8m0_word(exponent: Any, values: Floats) -> Bits:
@@ -349,20 +351,21 @@ def _half_word(values: Floats, name: str, *, up: bool) -> Bits:
 
 def _value(words: Bits, head: Any, fmt: Format, compute: np.dtype[Any]) -> Floats:
     """What stored scales or offsets stand for."""
+    value: Floats
     if fmt.scales in _HALF_WORDS:
         value = to_compute(words, FORMATS[fmt.scales], compute)
-        return value * compute.type(head) if fmt.scales == "float16" else value
-    if fmt.scales in ("e8m0", "ocp"):
-        return _e8m0_values(compute)[words]
-    if fmt.scales == "e4m3":
-        return minifloat_values("float8_e4m3", compute)[words] * compute.type(head)
-    value = words.view(compute)
-    return value
+    elif fmt.scales in ("e8m0", "ocp"):
+        value = _e8m0_values(compute)[words]
+    elif fmt.scales == "e4m3":
+        value = minifloat_values("float8_e4m3", compute)[words]
+    else:
+        value = words.view(compute)
+    return value * compute.type(head) if fmt.scales in ("float16", "e4m3") else value
 
 
 @functools.cache
-def _e8m0_values(compute: np.dtype[Any]) -> npt.NDArray[Any]:
+def _e8m0_values(compute: np.dtype[Any]) -> Floats:
     """By stored byte: powers of two, and a NaN."""
-    values = np.ldexp(compute.type(1), np.arange(256) - _E8M0_BIAS)
+    values: Floats = np.ldexp(compute.type(1), np.arange(256) - _E8M0_BIAS)
     values[_E8M0_NAN] = np.nan
     return values
