@@ -19,10 +19,20 @@ from importlib.metadata import PackageNotFoundError, version
 from commkern import kernels, reference
 from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
+    NVFP4,
+    QSGD,
     Cast,
+    CodeBook,
     Compressor,
+    Float8,
     Identity,
+    Microscaling,
+    Natural,
     Quantize,
+    Rotated,
+    Sign,
+    Ternary,
+    TwoBit,
     compressor,
     compressors,
 )
@@ -48,14 +58,20 @@ except PackageNotFoundError:  # used from a source tree that was not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "NVFP4",
+    "QSGD",
     "BackendError",
     "Cast",
+    "CodeBook",
     "CommkernError",
     "CompressionState",
     "Compressor",
     "ErrorFeedback",
+    "Float8",
     "Identity",
+    "Microscaling",
     "MismatchError",
+    "Natural",
     "NonFiniteError",
     "Payload",
     "PayloadError",
@@ -64,6 +80,10 @@ __all__ = [
     "PeerLost",
     "Quantize",
     "ReduceState",
+    "Rotated",
+    "Sign",
+    "Ternary",
+    "TwoBit",
     "Work",
     "all_reduce",
     "compression_hook",

@@ -15,7 +15,6 @@ from typing import Any, Generic, ParamSpec
 import numpy as np
 
 from commkern.arrays import Bytes, as_bytes
-from commkern.reference.bitpack import packed_nbytes
 from commkern.reference.numerics import (
     FORMATS,
     Bits,
@@ -29,7 +28,6 @@ from commkern.spans import SPAN, SpanTable
 
 P = ParamSpec("P")
 _ROUNDINGS = ("nearest", "stochastic")
-SUPPORTED_BITS = (4, 8)
 
 
 class Kernel(Generic[P]):
@@ -89,21 +87,6 @@ def check_word(name: str, value: int, bits: int) -> int:
     if not 0 <= number < 1 << bits:
         raise ValueError(f"{name} must be in 0..{(1 << bits) - 1}, got {number}")
     return number
-
-
-def check_blocks(bits: int, block_size: int) -> None:
-    if bits not in SUPPORTED_BITS:
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if block_size % 8 or not 16 <= block_size <= 8192:
-        raise ValueError(
-            f"block_size must be a multiple of 8 in 16..8192, got {block_size}"
-        )
-
-
-def quantize_body_nbytes(length: int, bits: int, block_size: int, dtype: str) -> int:
-    """Bytes of one span's scales and codes (quantize.h)."""
-    blocks = -(-length // block_size)
-    return blocks * format_of(dtype).compute.itemsize + packed_nbytes(length, bits)
 
 
 def cast_body_nbytes(length: int, wire_dtype: str) -> int:
