@@ -24,13 +24,14 @@ struct Feedback {
     const bool adds = mode == Errors::kAdd;
     int64_t i = 0;
     if constexpr (kHasVectors<C>) {
+      const bool past_cache = streams && can_stream(here.new_values);
       for (; i + kLanes <= n; i += kLanes) {
         const uint8_t* old_values = adds ? here.new_values : here.old_values;
         const Floats before = load_floats<float>(old_values, i);
         const Floats error = load_floats<float>(errors, i);
         const Floats after = adds ? before + error : error;
-        store_floats<float>(here.new_values, i,
-                            choose(finite_mask(after), after, before));
+        put_elements<float>(here.new_values, i,
+                            choose(finite_mask(after), after, before), past_cache);
       }
     }
     for (; i < n; ++i) {
