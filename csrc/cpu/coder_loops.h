@@ -52,6 +52,7 @@ class EncodeLoop {
       scale_ = run_.scales[k];
       values_ = run_.values + begin * sizeof(C);
       errors_ = kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(C);
+      before_ = run_.before + begin * sizeof(C);
       first_draw_ = run_.first_draw + k * draws_per_block;
       uint8_t* out = run_.codes + k * run_.block_nbytes;
       if (!(scale_.scale > 0)) {
@@ -164,24 +165,26 @@ class EncodeLoop {
       const C before = load<C>(errors_, i);
       store(errors_, i, is_finite(before + error) ? before + error : before);
     } else if constexpr (kErrors == Errors::kWrite) {
-      store(errors_, i, error);
+      // Of fp64 values this is a buffer, looked at when it is narrowed.
+      const bool keeps = is_same<C, float> && !is_finite(error);
+      store(errors_, i, keeps ? load<C>(before_, i) : error);
     }
   }
 
   COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
-    uint8_t group[kPackWhole];
+    uint8_t group[kPackGroup];
     for (int64_t i = begin; i < n; ++i) {
       const uint32_t byte =
           kStochastic ? run_.draws.bytes_of(first_draw_ + i / 16)[i % 16] : 0;
       const C a = load<C>(values_, i);
       const int32_t code = code_of(a, byte);
       put_error(i, a - value(code));
-      const int64_t j = i % kPackWhole;
+      const int64_t j = i % kPackGroup;
       group[j] = static_cast<uint8_t>(code);
-      if (j == kPackWhole - 1 || i == n - 1) {
+      if (j == kPackGroup - 1 || i == n - 1) {
         const int count = static_cast<int>(j) + 1;
         store_word(pack_word(group, count, Code::kBits),
-                   out + i / kPackWhole * Code::kBits,
+                   out + i / kPackGroup * Code::kBits,
                    packed_nbytes(count, Code::kBits));
       }
     }
@@ -191,6 +194,7 @@ class EncodeLoop {
   BlockScale<C> scale_;
   const uint8_t* values_ = nullptr;
   uint8_t* errors_ = nullptr;
+  const uint8_t* before_ = nullptr;
   uint64_t first_draw_ = 0;
   [[no_unique_address]] FiveBufferOf<Code> five_;
 };
