@@ -107,9 +107,10 @@ def _open(group: dist.ProcessGroup, mine: Connections, step: int) -> None:
     if not failed:
         mine.downward, mine.timeout = built, timeout
         return
+    cause = reason or f"rank {failed[0]} could not open its own"
     warnings.warn(
-        f"no second connection between the ranks: ranks {failed} could not open theirs "
-        f"{reason}; both directions share the group's, which is slower",
+        f"no second connection between the ranks ({cause}); both directions share the "
+        "group's, which is slower",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -162,7 +163,7 @@ def _build(
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
         return dist.ProcessGroupGloo(own, rank, world_size, limit), ""
     except RuntimeError as error:
-        return None, f"({error})"
+        return None, str(error)
 
 
 def _own_client(store: Any, timeout: timedelta) -> Any:
