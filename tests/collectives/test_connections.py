@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 import warnings
 from unittest import mock
 
@@ -254,7 +255,7 @@ def test_an_interrupt_while_connections_open_spends_the_group(ranks):
     assert ranks.run(2, interrupted, group_timeout_s=4) == ["CommkernError", None]
 
 
-def goes_on_without(rank, world_size):
+def goes_on_without(rank, world_size, name):
     assert reduces()
     if rank == 2:
         os._exit(3)
@@ -264,13 +265,14 @@ def goes_on_without(rank, world_size):
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     dist.destroy_process_group()
-    again = dist.PrefixStore(f"again {os.getppid()}", store)
+    again = dist.PrefixStore(name, store)
     dist.init_process_group("gloo", store=again, rank=rank, world_size=2)
     return reduces() and downward() is not None
 
 
 def test_a_new_group_after_a_rank_was_lost(ranks):
-    results = ranks.run(3, goes_on_without, group_timeout_s=8, expect_death=(2,))
+    name = uuid.uuid4().hex
+    results = ranks.run(3, goes_on_without, name, group_timeout_s=8, expect_death=(2,))
     assert results[:2] == [True, True]
 
 
