@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import commkern as ck
-from commkern import connections
+from commkern import connections, rendezvous
 from commkern.groups import worker
 from commkern.testing import Died
 
@@ -131,7 +131,7 @@ def beside_new_group(rank, world_size):
     """Rank 0 waits in the store for rank 1, which waits for the result first."""
     tensor = torch.ones(2000)
     if rank == 0:
-        time.sleep(0.5)  # rank 1 says hello before, and opens only with our answer
+        time.sleep(0.5)  # so that rank 1 waits for us, too
     work = ck.all_reduce(tensor, async_op=True)
     if rank == 1:
         work.wait()
@@ -151,23 +151,23 @@ def refuse(*_):
     raise RuntimeError("refused on purpose")
 
 
-def build_in_vain(*args, build=connections._build):
-    assert build(*args)[0] is not None
-    return None, "refused on purpose"
+def build_in_vain(builder, run=rendezvous.Builder.run):
+    run(builder)
+    assert builder.state == rendezvous.DONE
+    builder.reason, builder.state = "refused on purpose", rendezvous.FAILED
 
 
 WITHOUT = {
-    "gloo": ("_gloo", lambda group: None),
-    "store": ("_store", lambda group: None),
-    "client": ("_own_client", refuse),
-    "verdict": ("_build", build_in_vain),
+    "gloo": (connections, "_gloo", lambda group: None),
+    "early": (rendezvous.Mailbox, "set", refuse),
+    "late": (rendezvous.Builder, "run", build_in_vain),
 }
 
 
 def without(rank, world_size, what):
-    """On rank 1 something is missing; on all ranks, if that is gloo."""
+    """No gloo on any rank, or a failure on rank 1."""
     replaced = what == "gloo" or rank == 1
-    patch = mock.patch.object(connections, *WITHOUT[what])
+    patch = mock.patch.object(*WITHOUT[what])
     with (
         patch if replaced else contextlib.nullcontext(),
         warnings.catch_warnings(record=True) as caught,
@@ -179,14 +179,13 @@ def without(rank, world_size, what):
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("what", ["gloo", "store"])
-def test_without_gloo_or_a_store_one_connection_serves_both(ranks, what):
-    assert ranks.run(3, without, what) == [[], [], []]
+def test_without_gloo_one_connection_serves_both(ranks):
+    assert ranks.run(3, without, "gloo") == [[], [], []]
 
 
-@pytest.mark.parametrize("what", ["client", "verdict"])
+@pytest.mark.parametrize("what", ["early", "late"])
 def test_where_one_rank_cannot_open_its_own_all_go_on_with_a_warning(ranks, what):
-    texts = ranks.run(3, without, what, group_timeout_s=6)
+    texts = ranks.run(3, without, what)
     for rank, (text,) in enumerate(texts):
         assert "no second connection" in text
         assert ("on purpose" in text) == (rank == 1)
@@ -214,21 +213,28 @@ def die(*_):
     os._exit(3)
 
 
+DIES = {
+    "before": (connections, "_gloo"),
+    "while it opens": (rendezvous.Mailbox, "set"),
+    "as it begins to open": (rendezvous.Builder, "run"),
+}
+
+
 def dies(rank, world_size, at):
     """Rank 1 dies in its first call, before or while it opens its connections."""
     if rank == 1:
-        with mock.patch.object(connections, at, die):
+        with mock.patch.object(*DIES[at], die):
             ck.all_reduce(torch.ones(1000))
     started = time.monotonic()
     with pytest.raises(ck.PeerLost) as caught:
         ck.all_reduce(torch.ones(1000))
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 10
     return caught.value.rank
 
 
-@pytest.mark.parametrize("at", ["_store", "_build"])
+@pytest.mark.parametrize("at", DIES)
 def test_a_rank_that_dies_in_its_first_call_is_named(ranks, at):
-    results = ranks.run(3, dies, at, group_timeout_s=6, expect_death=(1,))
+    results = ranks.run(3, dies, at, group_timeout_s=20, expect_death=(1,))
     assert isinstance(results[1], Died)
     assert [results[0], results[2]] == [1, 1]
 
@@ -242,7 +248,7 @@ def interrupted(rank, world_size):
             ck.all_reduce(torch.ones(1000))
         return None
     with (
-        mock.patch.object(connections, "_build", interrupt),
+        mock.patch.object(rendezvous.Mailbox, "collect", interrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         ck.all_reduce(torch.ones(1000))
@@ -261,7 +267,7 @@ def goes_on_without(rank, world_size, name):
         os._exit(3)
     with pytest.raises(ck.PeerLost):
         ck.all_reduce(torch.ones(100_000))
-    store = connections._store(dist.group.WORLD)
+    store = dist.distributed_c10d._get_process_group_store(dist.group.WORLD)
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     dist.destroy_process_group()
