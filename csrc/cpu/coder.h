@@ -7,11 +7,11 @@
 
 COMMKERN_BEGIN_ISA
 
-// What becomes of the error a - v of each value; those of a NaN block are left alone.
+// What is coded, and what becomes of its error; those of a NaN block are left alone.
 enum class Errors {
-  kNone,
-  kWrite,
-  kAdd,  // to what is there, where the sum is finite
+  kNone,   // the values
+  kWrite,  // the values plus `before`; the error is written
+  kAdd,    // the values; the error is added to what is there, if the sum is finite
 };
 
 // Blocks that follow each other, from their values in the compute type.
@@ -19,7 +19,7 @@ template <class C>
 struct EncodeRun {
   const uint8_t* values;
   uint8_t* errors;        // of type C
-  const uint8_t* before;  // fp32: written where an error is not finite
+  const uint8_t* before;  // of type float; written where an error is not finite
   bool streams;     // written past the cache; the address allows it
   int64_t count;    // values
   int64_t block_size;
