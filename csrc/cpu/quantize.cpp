@@ -16,11 +16,24 @@ struct Feedback {
   Errors mode;
   bool streams;
 
-  // Errors of an fp64 block go through a buffer: in fp32 they may not be finite.
-  COMMKERN_MEMBER void put(int64_t first, int64_t n, const double* errors) const {
+  // From a buffer: errors of fp64 blocks, which in fp32 may not be finite, and those
+  // of a rotation.
+  template <class C>
+  COMMKERN_MEMBER void put(int64_t first, int64_t n, const C* errors) const {
     const ResidualSpan here = residual.from(first);
     const bool adds = mode == Errors::kAdd;
-    for (int64_t i = 0; i < n; ++i) {
+    int64_t i = 0;
+    if constexpr (kHasVectors<C>) {
+      for (; i + kLanes <= n; i += kLanes) {
+        const uint8_t* old_values = adds ? here.new_values : here.old_values;
+        const Floats before = load_floats<float>(old_values, i);
+        const Floats error = load_floats<float>(errors, i);
+        const Floats after = adds ? before + error : error;
+        store_floats<float>(here.new_values, i,
+                            choose(finite_mask(after), after, before));
+      }
+    }
+    for (; i < n; ++i) {
       const float before = load<float>(adds ? here.new_values : here.old_values, i);
       const float error = static_cast<float>(errors[i]);
       const float after = adds ? before + error : error;
@@ -51,7 +64,7 @@ class SpanEncoder {
         coder_(coder),
         layout_(args.format, args.dtype, span.length),
         body_(args.payload.data + span.body),
-        mode_(is_same<C, double> && feedback.residual ? Errors::kWrite : feedback.mode),
+        mode_(mode_of_loop(feedback, values)),
         first_block_(span.begin / args.format.block_size),
         draws_per_block_(ceil_div(args.format.block_size, 16)),
         draws_({args.seed, span.parameter_id, args.step, args.stream}) {}
@@ -90,6 +103,12 @@ class SpanEncoder {
   }
 
  private:
+  static COMMKERN_MEMBER Errors mode_of_loop(const Feedback& feedback,
+                                             const Values& values) {
+    if (!feedback.residual || values.rotation) return Errors::kNone;
+    return is_same<C, double> ? Errors::kWrite : feedback.mode;
+  }
+
   COMMKERN_MEMBER C largest() const { return static_cast<C>(largest_value(format_)); }
 
   // fn(first, n, values) over the whole span, `step` elements at a time.
@@ -250,7 +269,9 @@ class SpanEncoder {
                            format_.bits,
                            draws_};
     coder_.encode[static_cast<int>(mode_)](run);
-    if (feedback_.residual) finish_errors(first, n);
+    if (!feedback_.residual) return;
+    if (values_.rotation) return put_rotated_errors(first, n);
+    finish_errors(first, n);
   }
 
   // Where errors of elements from `first` on go.
@@ -258,6 +279,16 @@ class SpanEncoder {
     if (!feedback_.residual) return nullptr;
     if (is_same<C, double>) return reinterpret_cast<uint8_t*>(errors_buffer_);
     return feedback_.residual.from(first).new_values;
+  }
+
+  // Errors of whole pieces, from the codes: they are not those of single values.
+  void put_rotated_errors(int64_t first, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    coder_.decode[0]({body_ + layout_.codes_at(first / block_size),
+                      layout_.block_nbytes, n, block_size, scales_, C(1),
+                      reinterpret_cast<uint8_t*>(errors_buffer_), false});
+    values_.put_errors(first, n, values_buffer_, errors_buffer_);
+    feedback_.put(first, n, errors_buffer_);
   }
 
   COMMKERN_MEMBER void finish_errors(int64_t first, int64_t n) {
@@ -287,7 +318,7 @@ class SpanEncoder {
   bool ordinary_[kMaxBlocks];
   C absmax_[kMaxBlocks];
   alignas(64) C values_buffer_[kMaxUnit];
-  alignas(64) C errors_buffer_[is_same<C, double> ? kMaxUnit : 1];
+  alignas(64) C errors_buffer_[kMaxUnit];
 };
 
 // with_encoder(span, fn): fn(encoder) for that span.
@@ -314,8 +345,9 @@ void quantize_typed(const QuantizeArgs& args) {
     const ResidualSpan residual = residual_of(args.residual, span);
     const Feedback feedback{residual, residual ? Errors::kWrite : Errors::kNone,
                             streams};
+    SpanRotation rotation(args.format, span);
     const InputValues<T> values{args.input.data + span.offset * sizeof(T),
-                                residual.old_values};
+                                residual.old_values, rotation};
     SpanEncoder<C, InputValues<T>> encoder(args, span, values, feedback, coder);
     fn(encoder);
   });
@@ -328,7 +360,9 @@ void requantize_typed(const RequantizeSumArgs& args) {
     const ResidualSpan residual = residual_of(args.residual, span);
     const Feedback feedback{residual, residual ? Errors::kAdd : Errors::kNone, false};
     const BodyLayout layout(args.format, args.dtype, span.length);
-    const SumValues<C> values{args.parts, args.format, span.body, layout, coder};
+    SpanRotation rotation(args.format, span);
+    const SumValues<C> values{args.parts, args.format, span.body,
+                              layout,     coder,       rotation};
     SpanEncoder<C, SumValues<C>> encoder(args, span, values, feedback, coder);
     fn(encoder);
   });
@@ -338,17 +372,17 @@ void requantize_typed(const RequantizeSumArgs& args) {
 
 template <class T, bool kAdd>
 COMMKERN_INLINE void put_values(const ComputeOf<T>* values, int64_t n,
-                                uint8_t* output) {
+                                ComputeOf<T> factor, uint8_t* output, bool streams) {
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
     for (; i + kLanes <= n; i += kLanes) {
-      Floats y = load_floats<float>(values, i);
+      Floats y = load_floats<float>(values, i) * factor;
       if constexpr (kAdd) y = load_floats<T>(output, i) + y;
-      store_floats<T>(output, i, y);
+      put_elements<T>(output, i, narrow<T>(y), streams);
     }
   }
   for (; i < n; ++i) {
-    ComputeOf<T> y = values[i];
+    ComputeOf<T> y = values[i] * factor;
     if constexpr (kAdd) y = load_compute<T>(output, i) + y;
     store(output, i, convert<T>(y));
   }
@@ -367,19 +401,22 @@ void dequantize_typed(const DequantizeArgs& args) {
     const int64_t end = smaller(last * unit, span.length);
     const BodyLayout layout(f, args.dtype, span.length);
     const StoredScales<C> stored(f, layout, args.payload.data + span.body);
+    SpanRotation rotation(f, span);
+    const bool direct = is_same<T, C> && !rotation;
     alignas(64) C buffer[kMaxUnit];
     bool finite = true;
     for (int64_t i = first * unit; i < end; i += batch) {
       const int64_t n = smaller(batch, end - i);
       uint8_t* y = args.output.data + (span.offset + i) * sizeof(T);
-      if constexpr (is_same<T, C>) {
+      if (direct) {
         finite &= decode_blocks(stored, coder.decode[kAdd], i / f.block_size, n, factor,
                                 y, streams && can_stream(y));
       } else {
         auto* values = reinterpret_cast<uint8_t*>(buffer);
-        finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, factor,
+        finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, C(1),
                                 values, false);
-        put_values<T, kAdd>(buffer, n, y);
+        if (rotation) rotation.unrotate(buffer, i, n);
+        put_values<T, kAdd>(buffer, n, factor, y, streams && can_stream(y));
       }
     }
     if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);

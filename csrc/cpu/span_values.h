@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/coder.h"
+#include "cpu/hadamard.h"
 
 COMMKERN_BEGIN_ISA
 
@@ -66,15 +67,71 @@ COMMKERN_INLINE bool decode_blocks(const StoredScales<C>& stored, Decode<C> deco
   return finite;
 }
 
-// x, or x + residual, in the compute type.
+// The rotation of a format, which turns all parameters alike: a payload decodes from
+// its bytes alone, and these hold neither seed nor name.
+class SpanRotation {
+ public:
+  COMMKERN_MEMBER SpanRotation(const Format& format, const Span& span)
+      : rotation_(0, 0, format.rotation), begin_(span.begin), size_(format.rotation) {}
+
+  COMMKERN_MEMBER explicit operator bool() const { return size_ != 0; }
+
+  // Of the elements [first, first + n) of the span, which whole pieces make up.
+  template <class C>
+  __attribute__((noinline)) void rotate(const void* source, C* values, int64_t first,
+                                        int64_t n) {
+    rotation_.rotate(source, values, n, begin_ + first);
+  }
+  template <class C>
+  __attribute__((noinline)) void unrotate(C* values, int64_t first, int64_t n) {
+    rotation_.unrotate(values, values, n, begin_ + first);
+  }
+
+ private:
+  Rotation rotation_;
+  int64_t begin_;
+  int32_t size_;
+};
+
+// values = a - values.
+template <class C>
+COMMKERN_INLINE void subtract_from(const uint8_t* a, C* values, int64_t n) {
+  int64_t i = 0;
+  if constexpr (kHasVectors<C>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      store_floats<float>(values, i,
+                          load_floats<float>(a, i) - load_floats<float>(values, i));
+    }
+  }
+  for (; i < n; ++i) values[i] = load<C>(a, i) - values[i];
+}
+
+// x, or x + residual, in the compute type and rotated.
 template <class T>
 struct InputValues {
   using C = ComputeOf<T>;
   const uint8_t* input;     // of the span
   const uint8_t* residual;  // the version to read, or null
+  SpanRotation& rotation;
 
   // The elements [first, first + n) of the span: in `scratch` unless they lie ready.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
+    const uint8_t* values = get_unrotated(first, n, scratch);
+    if (!rotation) return values;
+    rotation.rotate(values, scratch, first, n);
+    return reinterpret_cast<const uint8_t*>(scratch);
+  }
+
+  // The errors of the decoded `values`, in their place.
+  COMMKERN_MEMBER void put_errors(int64_t first, int64_t n, C* scratch,
+                                  C* values) const {
+    rotation.unrotate(values, first, n);
+    subtract_from(get_unrotated(first, n, scratch), values, n);
+  }
+
+ private:
+  COMMKERN_MEMBER const uint8_t* get_unrotated(int64_t first, int64_t n,
+                                               C* scratch) const {
     const uint8_t* x = input + first * static_cast<int64_t>(sizeof(T));
     if (residual != nullptr) {
       add(x, residual + first * static_cast<int64_t>(sizeof(float)), n, scratch);
@@ -86,7 +143,6 @@ struct InputValues {
     return reinterpret_cast<const uint8_t*>(scratch);
   }
 
- private:
   static COMMKERN_MEMBER void widen(const uint8_t* x, int64_t n, C* out) {
     int64_t i = 0;
     if constexpr (kHasVectors<T>) {
@@ -118,6 +174,7 @@ struct SumValues {
   int64_t body;  // of the span, in every part
   BodyLayout layout;
   const Coder<C>& coder;
+  SpanRotation& rotation;  // of the parts, which are summed as they are
 
   // `first` begins a block.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
@@ -128,6 +185,13 @@ struct SumValues {
       decode_blocks<C>(stored, coder.decode[rank > 0], block, n, C(1), sums, false);
     }
     return sums;
+  }
+
+  // The errors of the decoded `values`, in their place; `scratch` holds the sums.
+  COMMKERN_MEMBER void put_errors(int64_t first, int64_t n, C* scratch,
+                                  C* values) const {
+    subtract_from(reinterpret_cast<const uint8_t*>(scratch), values, n);
+    rotation.unrotate(values, first, n);
   }
 };
 
