@@ -81,12 +81,12 @@ COMMKERN_HD uint64_t nan_scale_bits(Scales scales) {
 template <class C>
 COMMKERN_HD C decode_scale(Scales scales, uint64_t bits, C head) {
   switch (scales) {
-    case Scales::kFloat16:
-      return convert<C>(Half{static_cast<uint16_t>(bits)}) * head;
+    case Scales::kFloat16: return convert<C>(Half{static_cast<uint16_t>(bits)}) * head;
     case Scales::kBFloat16: return convert<C>(BFloat16{static_cast<uint16_t>(bits)});
     case Scales::kE8M0:
     case Scales::kOcp: return e8m0_value<C>(static_cast<uint8_t>(bits));
-    case Scales::kE4M3: return C(minifloat_value<Float8E4M3>(static_cast<uint32_t>(bits))) * head;
+    case Scales::kE4M3:
+      return C(minifloat_value<Float8E4M3>(static_cast<uint32_t>(bits))) * head;
     default: return bits_as<C>(static_cast<BitsOf<C>>(bits));
   }
 }
@@ -115,7 +115,8 @@ COMMKERN_HD uint64_t encode_scale(const Format& f, C wanted, C absmax, C head) {
     case Scales::kE8M0: return wanted == 0 ? 0 : e8m0_at_least(wanted);
     case Scales::kOcp:
       return absmax == 0 ? 0 : e8m0_of_absmax(absmax, largest_exponent(f.code));
-    case Scales::kE4M3: return head == 0 ? 0 : minifloat_code<Float8E4M3>(wanted / head);
+    case Scales::kE4M3:
+      return head == 0 ? 0 : minifloat_code<Float8E4M3>(wanted / head);
     default: {
       const C finite = is_finite(wanted) ? wanted : largest_finite<C>();
       return bits_as<BitsOf<C>>(is_finite(finite * largest) ? finite

@@ -19,8 +19,8 @@ struct Allowed {
   uint32_t roundings;
 };
 
-constexpr uint32_t kPlainScales = set_of(Scales::kCompute, Scales::kFloat16,
-                                         Scales::kBFloat16, Scales::kSpan);
+constexpr uint32_t kPlainScales =
+    set_of(Scales::kCompute, Scales::kFloat16, Scales::kBFloat16, Scales::kSpan);
 constexpr uint32_t kPowerScales = kPlainScales | set_of(Scales::kE8M0);
 constexpr uint32_t kFloatScales = kPowerScales | set_of(Scales::kOcp);
 constexpr uint32_t kNearest = set_of(Rounding::kNearest);
@@ -134,8 +134,7 @@ void check_format(const Format& f, Rounding rounding) {
   check_among("statistic", f.code, f.statistic, allowed.statistics);
   check_among("rounding", f.code, rounding, allowed.roundings);
   if (f.code == Code::kSign) check_sign(f, rounding);
-  if (f.statistic == Statistic::kConstant &&
-      !(f.constant > 0 && f.constant < 1e38)) {
+  if (f.statistic == Statistic::kConstant && !(f.constant > 0 && f.constant < 1e38)) {
     fail("constant: expected a number in (0, 1e38), got ", f.constant);
   }
   check_rotation(f);

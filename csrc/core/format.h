@@ -8,7 +8,8 @@
 // (all of them missing where n = 0)
 //   codes    dense: code j fills bits [j * bits, (j + 1) * bits), little-endian, the
 //            last byte padded with zero bits (B is a multiple of 8, so that every block
-//            starts on a byte); ternary: five to a byte, block by block (core/bitpack.h)
+//            starts on a byte); ternary: five to a byte, block by block
+//            (core/bitpack.h)
 //
 // A block's scale, from its values a, every operation in C and rounded once; L is the
 // largest value of a code (see `largest_value`), q the power of two that brings absmax
@@ -24,7 +25,8 @@
 // index order. Its stored form s (and s is what the code is made with):
 //   compute   wanted
 //   bfloat16  the smallest number that is not below wanted
-//   float16   the same of wanted / head; head = the power of two that brings the largest
+//   float16   the same of wanted / head; head = the power of two that brings the
+//   largest
 //             wanted of the span's finite blocks (bounded from their largest |a|: that
 //             for range and mean, times sqrt(B) for l2) to [2^14, 2^15)
 //   e8m0      the smallest power of two that is not below wanted, in 2^-127 ... 2^127
@@ -158,7 +160,8 @@ struct BodyLayout {
   constexpr BodyLayout(const Format& f, DType dtype, int64_t length)
       : scale_nbytes(commkern::scale_nbytes(f, dtype)),
         scales(has_head(f) && length > 0 ? compute_nbytes(dtype) : 0) {
-    const int64_t count = f.scales == Scales::kSpan ? 0 : ceil_div(length, f.block_size);
+    const int64_t count =
+        f.scales == Scales::kSpan ? 0 : ceil_div(length, f.block_size);
     const int64_t offset_count = f.scales == Scales::kSpan && length > 0 ? 1 : count;
     offsets = scales + count * scale_nbytes;
     codes = offsets + (has_offsets(f) ? offset_count * scale_nbytes : 0);

@@ -3,8 +3,11 @@
 #pragma once
 
 #include "core/bitpack.h"
-#include "cpu/codes.h"
 #include "cpu/coder.h"
+#include "cpu/codes.h"
+#include "cpu/codes_book.h"
+#include "cpu/codes_float.h"
+#include "cpu/five_pack.h"
 
 COMMKERN_BEGIN_ISA
 
@@ -21,13 +24,9 @@ COMMKERN_INLINE void with_bits(int32_t bits, Fn fn) {
   fn(Int<kLeast>{});
 }
 
-// Vectors of codes that fill whole bytes at any width.
-constexpr int kGroupVectors = kLanes < kPackGroup ? kPackGroup / kLanes : 1;
-constexpr int64_t kGroup = kGroupVectors * kLanes;
-
 // Where the codes of a block lie before they are packed five to a byte.
 struct FiveBuffer {
-  alignas(64) uint8_t codes[8192];
+  alignas(64) uint8_t codes[8192 + kFiveSlack];
 };
 struct NoBuffer {};
 template <bool kFivePacked>
@@ -72,6 +71,13 @@ class EncodeLoop {
     if (scale_.halved) a *= C(0.5);
     return (a - scale_.offset) * scale_.lift * scale_.reciprocal;
   }
+  COMMKERN_MEMBER int32_t code_of(C a, uint32_t byte) const {
+    if constexpr (Code::template kOfValue<kStochastic>) {
+      return Code::encode_value(a, scale_.scale);
+    } else {
+      return Code::template encode<kStochastic>(position(a), byte);
+    }
+  }
   COMMKERN_MEMBER C value(int32_t code) const {
     C v = Code::template decode<C>(code) * scale_.scale;
     if constexpr (Code::kOffset) v += scale_.offset;
@@ -80,8 +86,8 @@ class EncodeLoop {
 
   // Of a block without a scale: 0, or the offset for every value; NaN leaves errors.
   COMMKERN_MEMBER void encode_nothing(int64_t n, uint8_t* out) {
-    const int64_t nbytes = Code::kFivePacked ? ceil_div(n, 5)
-                                             : packed_nbytes(n, Code::kBits);
+    const int64_t nbytes =
+        Code::kFivePacked ? ceil_div(n, 5) : packed_nbytes(n, Code::kBits);
     std::memset(out, 0, nbytes);
     if (kErrors == Errors::kNone || scale_.scale != 0) return;
     for (int64_t i = 0; i < n; ++i) put_error(i, load<C>(values_, i) - value(0));
@@ -97,7 +103,7 @@ class EncodeLoop {
 
   // All whole groups of vectors, from one batch of random bytes to the next.
   COMMKERN_MEMBER int64_t encode_vectors(int64_t n, uint8_t* out) {
-    const int64_t end = n / kGroup * kGroup;
+    const int64_t end = n / kWhole * kWhole;
     if constexpr (!kStochastic) {
       encode_lanes(0, end, out, nullptr);
     } else {
@@ -121,13 +127,17 @@ class EncodeLoop {
     const uint8_t* values = values_;
     uint8_t* errors = errors_;
     const bool streams = run_.streams;
-    for (int64_t i = begin; i < end; i += kGroup) {
-      Ints codes[kGroupVectors];
-      for (int v = 0; v < kGroupVectors; ++v) {
+    for (int64_t i = begin; i < end; i += kWhole) {
+      Ints codes[kParts];
+      for (int v = 0; v < kParts; ++v) {
         const int64_t at = i + v * kLanes;
         const Floats a = load_floats<float>(values, at);
-        const Floats p = (Code::kOffset ? a - offset : a) * reciprocal;
-        codes[v] = Code::template encode_lanes<kStochastic>(p, bytes + at - begin);
+        if constexpr (Code::template kOfValue<kStochastic>) {
+          codes[v] = Code::encode_value_lanes(a, scale);
+        } else {
+          const Floats p = (Code::kOffset ? a - offset : a) * reciprocal;
+          codes[v] = Code::template encode_lanes<kStochastic>(p, bytes + at - begin);
+        }
         if constexpr (kErrors != Errors::kNone) {
           Floats decoded = Code::decode_lanes(codes[v]) * scale;
           if constexpr (Code::kOffset) decoded = decoded + offset;
@@ -159,19 +169,19 @@ class EncodeLoop {
   }
 
   COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
-    uint8_t group[kPackGroup];
+    uint8_t group[kPackWhole];
     for (int64_t i = begin; i < n; ++i) {
-      const uint8_t byte =
+      const uint32_t byte =
           kStochastic ? run_.draws.bytes_of(first_draw_ + i / 16)[i % 16] : 0;
       const C a = load<C>(values_, i);
-      const int32_t code = Code::template encode<kStochastic, C>(position(a), byte);
+      const int32_t code = code_of(a, byte);
       put_error(i, a - value(code));
-      const int64_t j = i % kPackGroup;
+      const int64_t j = i % kPackWhole;
       group[j] = static_cast<uint8_t>(code);
-      if (j == kPackGroup - 1 || i == n - 1) {
+      if (j == kPackWhole - 1 || i == n - 1) {
         const int count = static_cast<int>(j) + 1;
         store_word(pack_word(group, count, Code::kBits),
-                   out + i / kPackGroup * Code::kBits,
+                   out + i / kPackWhole * Code::kBits,
                    packed_nbytes(count, Code::kBits));
       }
     }
@@ -232,7 +242,8 @@ class DecodeLoop {
   static COMMKERN_MEMBER int32_t code_at(const uint8_t* codes, int64_t i) {
     const int64_t bit = i * Code::kBits;
     uint32_t code = codes[bit / 8] >> (bit % 8);
-    if (bit % 8 + Code::kBits > 8) code |= uint32_t{codes[bit / 8 + 1]} << (8 - bit % 8);
+    if (bit % 8 + Code::kBits > 8)
+      code |= uint32_t{codes[bit / 8 + 1]} << (8 - bit % 8);
     if constexpr (Code::kSigned) return signed_code(code, Code::kBits);
     return static_cast<int32_t>(code & ((1u << Code::kBits) - 1));
   }
@@ -242,11 +253,11 @@ class DecodeLoop {
     const Floats scale = broadcast(s.scale), offset = broadcast(s.offset);
     const float factor = run_.factor;
     const bool streams = run_.streams;
-    const int64_t end = n / kGroup * kGroup;
-    for (int64_t i = 0; i < end; i += kGroup) {
-      Ints group[kGroupVectors];
+    const int64_t end = n / kWhole * kWhole;
+    for (int64_t i = 0; i < end; i += kWhole) {
+      Ints group[kParts];
       load_group<Code::kBits, Code::kSigned>(codes + i * Code::kBits / 8, group);
-      for (int v = 0; v < kGroupVectors; ++v) {
+      for (int v = 0; v < kParts; ++v) {
         const int64_t at = i + v * kLanes;
         Floats y = Code::decode_lanes(group[v]) * scale;
         if constexpr (Code::kOffset) y = y + offset;
@@ -268,10 +279,9 @@ void decode_run(const DecodeRun<C>& run) {
 }
 
 template <class C, class Code, bool kStochastic>
-constexpr Coder<C> kCoder = {
-    {encode_run<C, Code, kStochastic, Errors::kNone>,
-     encode_run<C, Code, kStochastic, Errors::kWrite>,
-     encode_run<C, Code, kStochastic, Errors::kAdd>},
-    {decode_run<C, Code, false>, decode_run<C, Code, true>}};
+constexpr Coder<C> kCoder = {{encode_run<C, Code, kStochastic, Errors::kNone>,
+                              encode_run<C, Code, kStochastic, Errors::kWrite>,
+                              encode_run<C, Code, kStochastic, Errors::kAdd>},
+                             {decode_run<C, Code, false>, decode_run<C, Code, true>}};
 
 COMMKERN_END_ISA

@@ -5,9 +5,8 @@ COMMKERN_BEGIN_ISA
 template <class C>
 Coder<C> natural_coder(const Format& format, Rounding) {
   Coder<C> coder;
-  with_bits<2, 8>(format.bits, [&](auto bits) {
-    coder = kCoder<C, Natural<bits.value>, true>;
-  });
+  with_bits<2, 8>(format.bits,
+                  [&](auto bits) { coder = kCoder<C, Natural<bits.value>, true>; });
   return coder;
 }
 

@@ -209,9 +209,9 @@ class SpanEncoder {
     } else {
       for (int64_t k = 0; k < count; ++k) {
         const int64_t i = k * block_size;
-        scales_[k] = encode_block_scale(first_block + k,
-                                        a + i * static_cast<int64_t>(sizeof(C)),
-                                        smaller(block_size, n - i), absmax_[k]);
+        scales_[k] =
+            encode_block_scale(first_block + k, a + i * static_cast<int64_t>(sizeof(C)),
+                               smaller(block_size, n - i), absmax_[k]);
       }
     }
     for (int64_t k = 0; k < count; ++k) {
@@ -305,16 +305,14 @@ class SpanEncoder {
 template <class Args, class WithEncoder>
 COMMKERN_INLINE void encode_spans(const Args& args, WithEncoder with_encoder) {
   if (has_head(args.format)) {
-    for_units(args.spans, kWholeSpan,
-              [&](int64_t, const Span& span, int64_t, int64_t) {
-                with_encoder(span, [](auto& encoder) { encoder.encode_head(); });
-              });
+    for_units(args.spans, kWholeSpan, [&](int64_t, const Span& span, int64_t, int64_t) {
+      with_encoder(span, [](auto& encoder) { encoder.encode_head(); });
+    });
   }
   for_units(args.spans, unit_of(args.format),
             [&](int64_t, const Span& span, int64_t first, int64_t last) {
-              with_encoder(span, [&](auto& encoder) {
-                encoder.encode_blocks(first, last);
-              });
+              with_encoder(span,
+                           [&](auto& encoder) { encoder.encode_blocks(first, last); });
             });
 }
 
@@ -325,7 +323,8 @@ void quantize_typed(const QuantizeArgs& args) {
   const bool streams = streams_residual(args.residual, args.spans);
   encode_spans(args, [&](const Span& span, auto fn) {
     const ResidualSpan residual = residual_of(args.residual, span);
-    const Feedback feedback{residual, residual ? Errors::kWrite : Errors::kNone, streams};
+    const Feedback feedback{residual, residual ? Errors::kWrite : Errors::kNone,
+                            streams};
     const InputValues<T> values{args.input.data + span.offset * sizeof(T),
                                 residual.old_values};
     SpanEncoder<C, InputValues<T>> encoder(args, span, values, feedback, coder);

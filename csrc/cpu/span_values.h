@@ -28,7 +28,8 @@ struct StoredScales {
 
   COMMKERN_MEMBER BlockScale<C> at(int64_t block) const {
     if (format.scales == Scales::kSpan) {
-      return decoding_scale(format, head, has_offsets(format) ? load<C>(body, 1) : C(0));
+      return decoding_scale(format, head,
+                            has_offsets(format) ? load<C>(body, 1) : C(0));
     }
     const C stored =
         decode_scale<C>(format.scales, bits_at(layout.scale_at(block)), head);

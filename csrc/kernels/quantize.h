@@ -15,9 +15,9 @@
 //   ternary      floor(p + u), clamped to [-1, 1]
 //   threshold    1 where p >= 1, -1 where p <= -1, else 0
 //   natural      |p|, at most 1, to one of the two powers of two around it: the byte is
-//                added to its first eight bits of mantissa, half a unit behind them, and
-//                a carry raises the exponent; below the least power of two, that where
-//                |p| / least + u >= 1, else 0
+//                added to its first eight bits of mantissa, half a unit behind them,
+//                and a carry raises the exponent; below the least power of two, that
+//                where |p| / least + u >= 1, else 0
 //   floats       p to nearest, ties to even, saturating; -0 becomes 0
 //   nf4, dynamic8  the nearest value, the lower one in a tie
 // Decoded: v = value(code) * s, asymmetric value * s + offset, twice that where halved.
@@ -29,9 +29,9 @@
 // the start of the parameter and i is the element's index in its block; the element
 // takes byte i % 16 of the draw's four little-endian words.
 //
-// span.begin is a multiple of block_size and rotation. A span ends at such a multiple or
-// at its parameter's end. Sources: QSGD (Alistarh et al., 2017) and its successors; each
-// compressor names its own.
+// span.begin is a multiple of block_size and rotation. A span ends at such a multiple
+// or at its parameter's end. Sources: QSGD (Alistarh et al., 2017) and its successors;
+// each compressor names its own.
 #pragma once
 
 #include "core/format.h"
