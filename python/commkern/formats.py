@@ -16,6 +16,8 @@ ROUNDINGS: Final = ("nearest", "stochastic")
 BLOCK_SIZES: Final = (16, 8192)
 ROTATIONS: Final = tuple(1 << k for k in range(5, 13))
 MOST_CONSTANT: Final = 1e38
+SUM_TILE: Final = 4096
+"""Values that are summed together before tiles are combined."""
 
 _PLAIN = ("compute", "float16", "bfloat16", "span")
 _POWER = (*_PLAIN, "e8m0")
@@ -145,6 +147,8 @@ class Format:
 
     def body_nbytes(self, length: int, dtype: str) -> int:
         """Exact bytes of the coded form of a span of ``length`` elements."""
+        if length == 0:
+            return 0
         return (
             self.head_nbytes(dtype)
             + self.scales_nbytes(length, dtype)
@@ -182,6 +186,11 @@ class Format:
         check_block_size(self.block_size)
         _one_of(f"scales of code {self.code}", self.scales, code.scales)
         _one_of(f"statistic of code {self.code}", self.statistic, code.statistics)
+        if self.scales == "span" and SUM_TILE % self.block_size:
+            raise ValueError(
+                f"block_size with scales span must divide {SUM_TILE}, "
+                f"got {self.block_size}"
+            )
         if rounding is not None:
             _one_of("rounding", rounding, ROUNDINGS)
             _one_of(f"rounding of code {self.code}", rounding, code.roundings)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 
 from commkern.formats import Format
+from commkern.wire.dtypes import compute_nbytes
 
 _MOST = {8: 1.7976931348623157e308, 4: 3.4028234663852886e38}
 _POWER_MOST, _POWER_LEAST = 2.0**127, 2.0**-127
+_HALF_LEAST = {8: 2.0 ** (-1022 - 24), 4: 2.0 ** (-126 - 24)}  # least head, least fp16
 _E4M3_LARGEST = 448.0
 # Exponent of the largest value and bits of mantissa.
 _FLOATS = {
@@ -22,9 +24,9 @@ _FLOATS = {
     "float6_e2m3": (2, 3),
     "float4_e2m1": (2, 1),
 }
-# Half of the largest distance between two values: between -1 and -0.696; between
-# -1 and the lowest value of the dynamic map (its steps are 0.9 / 64).
-_BOOKS = {"nf4": (1 - 0.6961928009986877) / 2, "dynamic8": 0.9 / 128 * (1 + 2.0**-20)}
+# Half of the largest distance between two values: between -1 and -0.696; steps of
+# 0.9 / 64, which the values' rounding to fp32 may stretch by 2^-24 at either end.
+_BOOKS = {"nf4": (1 - 0.6961928009986877) / 2, "dynamic8": 0.9 / 128 + 2.0**-24}
 #: By how much a scale may exceed what it is rounded up from, relatively.
 _ROUNDED_UP = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "e8m0": 1.0, "e4m3": 2.0**-4}
 # 8 random bits: P(up) misses its fraction f by at most 1/512, so that a variance of
@@ -97,12 +99,15 @@ def _scale_range(
     fmt: Format, absmax: float, largest: float, dtype: str
 ) -> tuple[float, float]:
     """Bounds of the stored scale: a lower one where x may lie beyond L s, an upper."""
-    wanted, top = _wanted(fmt, absmax), fmt.largest
-    high = wanted * (1 + _ROUNDED_UP.get(fmt.scales, 0.0))
-    low = wanted
+    wanted, top, width = _wanted(fmt, absmax), fmt.largest, compute_nbytes(dtype)
+    up = 1 + _ROUNDED_UP.get(fmt.scales, 0.0)
+    high, low = wanted * up, wanted
+    if fmt.statistic == "range":
+        low = 2 * absmax / top
     if fmt.scales == "float16":
         # In units of 2^-24 head, the head being at most the largest scale / 2^14.
         high += _wanted(fmt, largest) * top ** (fmt.statistic == "range") * 2.0**-38
+        high = max(high, _HALF_LEAST[width])
     if fmt.scales == "bfloat16":
         high, low = max(high, 2.0**-133), min(low, 2.0**128 * (1 - 2.0**-8))
     if fmt.scales == "e8m0":
@@ -115,9 +120,8 @@ def _scale_range(
         # To nearest; denormal scales are in units of 2^-9 head.
         unit = largest / (_E4M3_LARGEST * top) * 2.0**-10
         high, low = high + unit, max(wanted * (1 - 2.0**-4) - unit, 0.0)
-    if top * high > _MOST[8 if dtype == "float64" else 4]:
-        # The largest scale that does not overflow: one step down.
-        low = min(low, wanted / (1 + _ROUNDED_UP.get(fmt.scales, 0.0)))
+    if top * high > _MOST[width]:
+        low /= up  # the largest scale that does not overflow: a step down
     return low, high
 
 

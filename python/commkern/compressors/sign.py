@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from commkern.compressors.block import BlockCoder, check_block_size, check_choice
+from commkern.compressors.block import (
+    BlockCoder,
+    blocks,
+    check_block_size,
+    check_choice,
+)
 from commkern.compressors.registry import register
 from commkern.formats import Format
 
@@ -57,7 +62,7 @@ class Sign(BlockCoder):
         return Format(
             code="sign",
             bits=1,
-            block_size=self.block_size,
+            block_size=blocks(self.block_size if self.scale == "block" else None),
             scales="compute" if self.scale == "block" else "span",
             statistic="constant" if self.scale == "none" else "mean",
         )

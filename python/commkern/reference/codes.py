@@ -251,7 +251,7 @@ def _pack_ternary(blocks: Codes) -> Bytes:
     count, width = blocks.shape[1], ternary_nbytes(blocks.shape[1])
     digits = np.zeros((blocks.shape[0], 5 * width), dtype=np.int64)
     digits[:, :count] = np.where(blocks < 0, 2, blocks)
-    columns = digits.reshape(-1, 5, width)
+    columns = digits.reshape(blocks.shape[0], 5, width)
     packed = np.zeros((blocks.shape[0], width), dtype=np.int64)
     for place, weight in enumerate(_TERNARY_WEIGHTS):
         packed += weight * columns[:, place]

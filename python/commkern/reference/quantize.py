@@ -75,6 +75,10 @@ def _check_bodies(
     check_bodies(name, raw, rows, lambda length: fmt.body_nbytes(length, dtype))
 
 
+def _not_empty(rows: list[Any]) -> list[Any]:
+    return [row for row in rows if row["length"]]
+
+
 def _draw(row: Any, length: int, settings: _Settings) -> Bits:
     """The random byte of every element."""
     block_size = settings.fmt.block_size
@@ -195,7 +199,7 @@ def quantize(
     check_elements("input", source, rows, kind.nbytes)
     _check_bodies("payload", target, rows, fmt, dtype)
     feedback = Residual(residual, rows)
-    for row in rows:
+    for row in _not_empty(rows):
         start = int(row["offset"]) * kind.nbytes
         a = load(source, start, int(row["length"]), kind, kind.compute)
         if feedback.present:
@@ -229,6 +233,8 @@ def _dequantize(
         check_per_row("nonfinite", flags, rows, 1)
     factor = kind.compute.type(scale)
     for index, row in enumerate(rows):
+        if row["length"] == 0:
+            continue
         values, scales = _decode(source, row, fmt, dtype)
         values = _unrotated(values, row, fmt) * factor
         start = int(row["offset"]) * kind.nbytes
@@ -340,7 +346,7 @@ def requantize_sum(
         _check_bodies(f"parts[{rank}]", source, rows, fmt, dtype)
     _check_bodies("payload", target, rows, fmt, dtype)
     feedback = Residual(residual, rows)
-    for row in rows:
+    for row in _not_empty(rows):
         acc, _ = _decode(sources[0], row, fmt, dtype)
         for source in sources[1:]:
             acc = acc + _decode(source, row, fmt, dtype)[0]

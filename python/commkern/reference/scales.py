@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commkern.arrays import Bytes
-from commkern.formats import Format
+from commkern.formats import SUM_TILE, Format
 from commkern.reference.codes import encode_minifloat, minifloat_values
 from commkern.reference.numerics import (
     FORMATS,
@@ -23,7 +23,6 @@ from commkern.reference.numerics import (
     to_compute,
 )
 
-_TILE = 4096
 _LANES = 16
 _HALF_WORDS = {"float16": (0x7BFF, 0x7E00), "bfloat16": (0x7F7F, 0x7FC0)}
 _LARGEST_EXPONENT = {
@@ -52,7 +51,7 @@ class Scales(NamedTuple):
 
 
 def scales_of(values: Floats, fmt: Format) -> Scales:
-    """The scales of one span's values (fp32 or fp64)."""
+    """The scales of one span's values (fp32 or fp64), at least one of them."""
     groups = _Groups(values, fmt)
     head = _head(groups)
     if fmt.statistic == "range":
@@ -111,8 +110,8 @@ class _Groups:
         self.fmt = fmt
         self.compute = values.dtype
         self.number = values.dtype.type
-        self.size = max(values.size, 1) if fmt.scales == "span" else fmt.block_size
-        count = max(-(-values.size // self.size), int(fmt.scales == "span"))
+        self.size = values.size if fmt.scales == "span" else fmt.block_size
+        count = -(-values.size // self.size)
         padded = np.zeros(count * self.size, dtype=values.dtype)
         padded[: values.size] = values
         rows = padded.reshape(count, self.size)
@@ -122,8 +121,7 @@ class _Groups:
         self.largest_absmax = self.number(np.max(self.absmax, initial=0))
         #: Values of each group.
         self.counts = np.full(count, self.size)
-        if count:
-            self.counts[-1] = max(values.size - (count - 1) * self.size, 1)
+        self.counts[-1] = values.size - (count - 1) * self.size
 
     @property
     def top(self) -> Any:
@@ -149,8 +147,7 @@ class _Groups:
     def extremes(self) -> tuple[Floats, Floats]:
         """The smallest and largest value of every group."""
         rows = self.rows.copy()
-        if rows.size:
-            rows[-1, self.counts[-1] :] = rows[-1, 0]
+        rows[-1, self.counts[-1] :] = rows[-1, 0]
         return rows.min(axis=1), rows.max(axis=1)
 
 
@@ -169,8 +166,8 @@ def ordered_sum(rows: Floats) -> Floats:
     binary tree in index order. Zeros behind the last number change nothing.
     """
     count, size = rows.shape
-    tiles = max(-(-size // _TILE), 1)
-    width = _TILE if tiles > 1 else max(-(-size // _LANES), 1) * _LANES
+    tiles = max(-(-size // SUM_TILE), 1)
+    width = SUM_TILE if tiles > 1 else max(-(-size // _LANES), 1) * _LANES
     padded = np.zeros((count, tiles * width), dtype=rows.dtype)
     padded[:, :size] = rows
     steps = padded.reshape(count, tiles, -1, _LANES)
@@ -261,6 +258,9 @@ def _range_scales(groups: _Groups, head: Any) -> tuple[Bits, Bits]:
     half = np.where(halved, number(0.5), number(1))
     least, most = least * half, most * half
     offsets = _at_most(least, head, fmt)
+    offset = _value(offsets, head, fmt, groups.compute)
+    # Rounded down to -2^127, it would decode to twice that.
+    offsets = offsets - np.isinf(offset / half).astype(offsets.dtype)
     offset = _value(offsets, head, fmt, groups.compute)
     distance = np.minimum(most - offset, np.finfo(groups.compute).max)
     words = _at_least(distance / groups.top, head, fmt)
