@@ -26,10 +26,11 @@ def formats() -> Iterator[Format]:
     """Every width of every code, then every scale and statistic at one width."""
     for code, allowed in CODES.items():
         least, most = allowed.bits
-        first = {"scales": allowed.scales[0], "statistic": allowed.statistics[0]}
+        scales, statistic = allowed.scales[0], allowed.statistics[0]
+        size = 32 if scales == "span" else 40
         for bits in range(least, most + 1):
-            yield Format(code, bits, 40, **first)
-        for scales in allowed.scales:
+            yield Format(code, bits, size, scales, statistic, 0.75)
+        for scales in allowed.scales[1:]:
             for statistic in allowed.statistics:
                 size = 32 if scales == "span" else 136
                 fmt = Format(code, most, size, scales, statistic, 0.75)
