@@ -130,23 +130,38 @@ COMMKERN_INLINE Floats clipped(Floats x, float most) {
   return _mm512_range_ps(x, _mm512_set1_ps(most), 0x2);
 }
 
-// table[index] of each lane.
-COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
-  return bits_as<Ints>(_mm512_i32gather_epi32(bits_as<__m512i>(index), table, 4));
+// `count`, and one more in lanes where x > limit.
+COMMKERN_INLINE Ints plus_above(Ints count, Floats x, Floats limit) {
+  const __mmask16 above = _mm512_cmp_ps_mask(x, limit, _CMP_GT_OQ);
+  const __m512i n = bits_as<__m512i>(count);
+  return bits_as<Ints>(_mm512_mask_sub_epi32(n, above, n, _mm512_set1_epi32(-1)));
 }
-COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
-  return _mm512_i32gather_ps(bits_as<__m512i>(index), table, 4);
+
+// 32 entries of a table.
+COMMKERN_INLINE __m512i look_up_32(const int32_t* table, __m512i index) {
+  return _mm512_permutex2var_epi32(load<__m512i>(table, 0), index,
+                                   load<__m512i>(table, 1));
 }
-COMMKERN_INLINE Ints look_up_32(const int32_t (&table)[32], Ints index) {
-  return bits_as<Ints>(_mm512_permutex2var_epi32(
-      load<__m512i>(table, 0), bits_as<__m512i>(index), load<__m512i>(table, 1)));
-}
-COMMKERN_INLINE Floats look_up_32(const float (&table)[32], Ints index) {
-  return _mm512_permutex2var_ps(load<__m512>(table, 0), bits_as<__m512i>(index),
-                                load<__m512>(table, 1));
-}
-COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
-  return _mm512_permutexvar_ps(bits_as<__m512i>(index), load<__m512>(table, 0));
+
+// table[index] of each lane, from registers where it fits.
+template <int kSize>
+COMMKERN_INLINE Ints look_up(const int32_t (&table)[kSize], Ints index) {
+  const __m512i at = bits_as<__m512i>(index);
+  if constexpr (kSize == 16) {
+    return bits_as<Ints>(_mm512_permutexvar_epi32(at, load<__m512i>(table, 0)));
+  } else if constexpr (kSize == 32) {
+    return bits_as<Ints>(look_up_32(table, at));
+  } else if constexpr (kSize == 128) {
+    const __mmask16 odd = _mm512_test_epi32_mask(at, _mm512_set1_epi32(32));
+    const __mmask16 upper = _mm512_test_epi32_mask(at, _mm512_set1_epi32(64));
+    const __m512i low =
+        _mm512_mask_mov_epi32(look_up_32(table, at), odd, look_up_32(table + 32, at));
+    const __m512i high = _mm512_mask_mov_epi32(look_up_32(table + 64, at), odd,
+                                               look_up_32(table + 96, at));
+    return bits_as<Ints>(_mm512_mask_mov_epi32(low, upper, high));
+  } else {
+    return bits_as<Ints>(_mm512_i32gather_epi32(at, table, 4));
+  }
 }
 
 COMMKERN_INLINE void stream(void* out, Floats x) {
