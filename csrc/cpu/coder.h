@@ -18,10 +18,10 @@ enum class Errors {
 template <class C>
 struct EncodeRun {
   const uint8_t* values;
-  uint8_t* errors;        // of type C
+  uint8_t* errors;        // of type float
   const uint8_t* before;  // of type float; written where an error is not finite
-  bool streams;     // written past the cache; the address allows it
-  int64_t count;    // values
+  bool streams;           // written past the cache; the address allows it
+  int64_t count;          // values
   int64_t block_size;
   const BlockScale<C>* scales;
   const bool* ordinary;  // a block whose values no code needs to be clamped for
@@ -53,7 +53,7 @@ using Decode = void (*)(const DecodeRun<C>& run);
 // What serves a format; looked up once a call.
 template <class C>
 struct Coder {
-  Encode<C> encode[3];  // by Errors
+  Encode<C> encode[3];  // by Errors; of fp64 only kNone
   Decode<C> decode[2];  // overwriting and adding
 };
 

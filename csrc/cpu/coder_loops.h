@@ -51,7 +51,8 @@ class EncodeLoop {
       const int64_t n = smaller(run_.block_size, run_.count - begin);
       scale_ = run_.scales[k];
       values_ = run_.values + begin * sizeof(C);
-      errors_ = kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(C);
+      errors_ =
+          kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(float);
       before_ = run_.before + begin * sizeof(float);
       first_draw_ = run_.first_draw + k * draws_per_block;
       uint8_t* out = run_.codes + k * run_.block_nbytes;
@@ -170,14 +171,12 @@ class EncodeLoop {
   }
 
   COMMKERN_MEMBER void put_error(int64_t i, C error) const {
-    if constexpr (kErrors == Errors::kAdd) {
-      const C before = load<C>(errors_, i);
-      store(errors_, i, is_finite(before + error) ? before + error : before);
-    } else if constexpr (kErrors == Errors::kWrite) {
-      // Of fp64 values this is a buffer, looked at when it is narrowed.
-      const bool keeps = is_same<C, float> && !is_finite(error);
-      store(errors_, i, keeps ? static_cast<C>(load<float>(before_, i)) : error);
-    }
+    if constexpr (kErrors == Errors::kNone) return;
+    const bool adds = kErrors == Errors::kAdd;
+    const float before = load<float>(adds ? errors_ : before_, i);
+    const float after =
+        adds ? before + static_cast<float>(error) : static_cast<float>(error);
+    store(errors_, i, is_finite(after) ? after : before);
   }
 
   COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
@@ -292,9 +291,16 @@ void decode_run(const DecodeRun<C>& run) {
 }
 
 template <class C, class Code, bool kStochastic>
-constexpr Coder<C> kCoder = {{encode_run<C, Code, kStochastic, Errors::kNone>,
-                              encode_run<C, Code, kStochastic, Errors::kWrite>,
-                              encode_run<C, Code, kStochastic, Errors::kAdd>},
-                             {decode_run<C, Code, false>, decode_run<C, Code, true>}};
+constexpr Coder<C> make_coder() {
+  Coder<C> coder{{encode_run<C, Code, kStochastic, Errors::kNone>, nullptr, nullptr},
+                 {decode_run<C, Code, false>, decode_run<C, Code, true>}};
+  if constexpr (is_same<C, float>) {
+    coder.encode[1] = encode_run<C, Code, kStochastic, Errors::kWrite>;
+    coder.encode[2] = encode_run<C, Code, kStochastic, Errors::kAdd>;
+  }
+  return coder;
+}
+template <class C, class Code, bool kStochastic>
+constexpr Coder<C> kCoder = make_coder<C, Code, kStochastic>();
 
 COMMKERN_END_ISA
