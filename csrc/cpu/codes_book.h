@@ -1,19 +1,27 @@
 // Code books as codes (core/code_books.h), a vector at a time.
 #pragma once
 
+#include "core/bitpack.h"
 #include "core/code_books.h"
 #include "cpu/codes.h"
 
 COMMKERN_BEGIN_ISA
 
+// fp32 numbers are kept as their bits, as look_up() takes tables.
+constexpr int32_t table_entry(float x) { return __builtin_bit_cast(int32_t, x); }
+
 // A book's values by stored code.
 template <class Book>
 struct DecodedTable {
-  float value[1 << Book::kBits];
-  constexpr DecodedTable() : value() {
+  int32_t bits[1 << Book::kBits];
+  constexpr DecodedTable() : bits() {
     for (int32_t code = 0; code < 1 << Book::kBits; ++code) {
-      value[code] = book_decoded<Book>(code);
+      bits[code] = table_entry(book_decoded<Book>(code));
     }
+  }
+  template <class C>
+  COMMKERN_MEMBER C value(int32_t code) const {
+    return static_cast<C>(bits_as<float>(bits[code]));
   }
 };
 static constexpr DecodedTable<NormalFloat4Book> kNormalFloat4Values;
@@ -23,7 +31,7 @@ static constexpr DecodedTable<Dynamic8Book> kDynamic8Values;
 template <class Book, class C>
 COMMKERN_INLINE int32_t search(const DecodedTable<Book>& table, C p) {
   const auto value = [&](int32_t index) {
-    return static_cast<double>(table.value[index ^ Book::kZero]);
+    return table.template value<double>(index ^ Book::kZero);
   };
   int32_t index = 0;
   for (int32_t step = 1 << (Book::kBits - 1); step > 0; step /= 2) {
@@ -43,20 +51,42 @@ constexpr float float_below(double x) {
   return __builtin_bit_cast(float, nearest > 0 ? bits - 1 : bits + 1);
 }
 
-// The midpoints of NF4 as a search tree: node i has the children 2i and 2i + 1.
-struct NormalFloat4Tree {
-  float value[16];
-  constexpr NormalFloat4Tree() : value() {
-    for (int32_t node = 1; node < 16; ++node) {
-      int32_t first = node;
-      int32_t width = 1;
-      for (; first < 8; first *= 2) width *= 2;
-      value[node] =
-          float_below(book_midpoint<NormalFloat4Book>(2 * (first - 8) + width - 1));
+// NF4's midpoints, and bins of the positions -1 ... 1 that hold one at most: the number
+// of midpoints below a bin, and the one in it.
+struct NormalFloat4Midpoints {
+  static constexpr float kScale = 15.9f;  // a position's bin is floor((p + 1) * kScale)
+  float value[15];
+  int32_t below[32];
+  int32_t within[32];
+
+  constexpr NormalFloat4Midpoints() : value(), below(), within() {
+    int32_t bin = 0;
+    for (int32_t i = 0; i < 15; ++i) {
+      value[i] = float_below(book_midpoint<NormalFloat4Book>(i));
+      const int32_t own = static_cast<int32_t>((value[i] + 1) * kScale);
+      for (; bin <= own; ++bin) {
+        below[bin] = i;
+        within[bin] = table_entry(bin == own ? value[i] : __builtin_inff());
+      }
+    }
+    for (; bin < 32; ++bin) {
+      below[bin] = 15;
+      within[bin] = table_entry(__builtin_inff());
     }
   }
+  // That no two share a bin, nor is one where rounding may choose between bins.
+  constexpr bool is_safe() const {
+    for (int32_t i = 0; i < 15; ++i) {
+      const float place = (value[i] + 1) * kScale;
+      const float fraction = place - static_cast<float>(static_cast<int32_t>(place));
+      if (fraction < 0.001f || fraction > 0.999f) return false;
+      if (below[static_cast<int32_t>(place)] != i) return false;
+    }
+    return true;
+  }
 };
-static constexpr NormalFloat4Tree kNormalFloat4Tree;
+static constexpr NormalFloat4Midpoints kNormalFloat4Midpoints;
+static_assert(kNormalFloat4Midpoints.is_safe());
 
 struct NormalFloat4 : CodeDefaults {
   static constexpr int kBits = 4;
@@ -67,29 +97,29 @@ struct NormalFloat4 : CodeDefaults {
     static_assert(!kStochastic);
     return search(kNormalFloat4Values, p);
   }
-  // Down the tree, where a table of 16 costs a shuffle or two.
+  // By bin where that costs a shuffle, else by comparing with all midpoints.
   template <bool kStochastic>
   COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
     static_assert(!kStochastic);
-    const float (&tree)[16] = kNormalFloat4Tree.value;
+    const NormalFloat4Midpoints& midpoints = kNormalFloat4Midpoints;
     Ints index{};
-    if constexpr (kLanes > 4) {
-      index = 2 - (p > tree[1]);
-      for (int level = 1; level < 4; ++level) {
-        index = index + index - (p > look_up_16(tree, index));
-      }
-    } else {
-      for (int node = 1; node < 16; ++node) index -= p > tree[node];
-    }
-    return (index & 15) ^ kNormalFloat4Zero;
+#if defined(__AVX512BW__)
+    const Floats place = clipped(p, 1.0f) * midpoints.kScale + midpoints.kScale;
+    const Ints bin = truncated(place);
+    const Floats within = bits_as<Floats>(look_up(midpoints.within, bin));
+    index = plus_above(look_up(midpoints.below, bin), p, within);
+#else
+    for (float m : midpoints.value) index = plus_above(index, p, broadcast(m));
+#endif
+    return index ^ kNormalFloat4Zero;
   }
 
   template <class C>
   COMMKERN_MEMBER static C decode(int32_t code) {
-    return static_cast<C>(kNormalFloat4Values.value[code]);
+    return kNormalFloat4Values.template value<C>(code);
   }
   COMMKERN_MEMBER static Floats decode_lanes(Ints code) {
-    return look_up_16(kNormalFloat4Values.value, code);
+    return bits_as<Floats>(look_up(kNormalFloat4Values.bits, code));
   }
 };
 
@@ -123,16 +153,24 @@ struct Dynamic8Bins {
 static constexpr Dynamic8Bins kDynamic8Bins;
 static_assert(kDynamic8Bins.entry[Dynamic8Bins::kCount - 1] >> 24 == 127);
 
-// A stored code is, as a signed byte, -k for the k-th positive value and k for its
+struct Dynamic8Magnitudes {
+  int32_t bits[128];
+  constexpr Dynamic8Magnitudes() : bits() {
+    for (int32_t k = 0; k < 128; ++k) bits[k] = table_entry(dynamic8_magnitude(k));
+  }
+};
+static constexpr Dynamic8Magnitudes kDynamic8Magnitudes;
+
+// As a signed byte, a stored code is -k for the k-th positive value and k for its
 // negative.
 struct Dynamic8 : CodeDefaults {
   static constexpr int kBits = 8;
-  static constexpr bool kSigned = false;
+  static constexpr bool kSigned = true;
 
   template <bool kStochastic, class C>
   COMMKERN_MEMBER static int32_t encode(C p, uint32_t) {
     static_assert(!kStochastic);
-    return search(kDynamic8Values, p);
+    return signed_code(search(kDynamic8Values, p), kBits);
   }
   template <bool kStochastic>
   COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
@@ -146,17 +184,20 @@ struct Dynamic8 : CodeDefaults {
     // A tie goes to the lower value, so to the larger magnitude on the negative side.
     const Ints rest =
         (bits & ((1 << Dynamic8Bins::kShift) - 1)) + ((entry >> 23) & negative & 1);
-    const Ints above = rest > (entry & ((1 << 23) - 1));
-    const Ints count = (entry >> 24) - above;
-    return (negative & smaller(count, Ints{} + 127)) | (~negative & -count & 255);
+    const Ints k = (entry >> 24) - (rest > (entry & ((1 << 23) - 1)));
+    return negative ? smaller(k, Ints{} + 127) : -k;
   }
 
   template <class C>
   COMMKERN_MEMBER static C decode(int32_t code) {
-    return static_cast<C>(kDynamic8Values.value[code]);
+    return kDynamic8Values.template value<C>(code & 255);
   }
   COMMKERN_MEMBER static Floats decode_lanes(Ints code) {
-    return look_up(kDynamic8Values.value, code);
+    const Ints k = code < 0 ? -code : code;
+    const Ints within = look_up(kDynamic8Magnitudes.bits, k & 127);
+    const Ints magnitude = code == -128 ? bits_as<Ints>(broadcast(1.0f)) : within;
+    return bits_as<Floats>(magnitude |
+                           (-code & broadcast_bits(FloatBits<float>::kSign)));
   }
 };
 

@@ -16,8 +16,7 @@ struct Feedback {
   Errors mode;
   bool streams;
 
-  // From a buffer: errors of fp64 blocks, which in fp32 may not be finite, and those
-  // of a rotation.
+  // From a buffer.
   template <class C>
   COMMKERN_MEMBER void put(int64_t first, int64_t n, const C* errors) const {
     const ResidualSpan here = residual.from(first);
@@ -87,8 +86,8 @@ class SpanEncoder {
     }
     const C q = normaliser(absmax);
     TileTree<C> tree;
-    each(kTile, [&](int64_t, int64_t n, const uint8_t* a) {
-      tree.add(tile_sum(f.statistic, a, n, q));
+    each(kTile, [&](int64_t, int64_t n, const auto& source) {
+      tree.add(tile_sum<C>(f.statistic, source, n, q));
     });
     store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
   }
@@ -106,27 +105,35 @@ class SpanEncoder {
  private:
   static COMMKERN_MEMBER Errors mode_of_loop(const Feedback& feedback,
                                              const Values& values) {
-    if (!feedback.residual || values.rotation) return Errors::kNone;
-    return is_same<C, double> ? Errors::kWrite : feedback.mode;
+    return is_same<C, double> || values.rotation ? Errors::kNone : feedback.mode;
   }
 
   COMMKERN_MEMBER C largest() const { return static_cast<C>(largest_value(format_)); }
 
-  // fn(first, n, values) over the whole span, `step` elements at a time.
+  // fn(source) of the elements from `first` on, whose values lie in `a`.
+  template <class Fn>
+  COMMKERN_MEMBER void with_source(const uint8_t* a, int64_t first, Fn fn) {
+    const uint8_t* added = values_.added(first);
+    if (added == nullptr) return fn(PlainSource<C>{a});
+    fn(FedSource<C>{a, added});
+  }
+
+  // fn(first, n, source) over the whole span, `step` elements at a time.
   template <class Fn>
   COMMKERN_MEMBER void each(int64_t step, Fn fn) {
     for (int64_t i = 0; i < span_.length; i += step) {
       const int64_t n = smaller(step, span_.length - i);
-      fn(i, n, values_.get(i, n, values_buffer_));
+      with_source(values_.get(i, n, values_buffer_), i,
+                  [&](const auto& source) { fn(i, n, source); });
     }
   }
 
   C absmax_of_span(bool skip_nonfinite) {
     C most = 0;
-    each(unit_of(format_), [&](int64_t, int64_t n, const uint8_t* a) {
+    each(unit_of(format_), [&](int64_t, int64_t n, const auto& source) {
       for (int64_t i = 0; i < n; i += format_.block_size) {
-        const C absmax = absmax_of<C>(a + i * static_cast<int64_t>(sizeof(C)),
-                                      smaller(format_.block_size, n - i));
+        const C absmax =
+            absmax_of<C>(source.from(i), smaller(format_.block_size, n - i));
         if (skip_nonfinite && !is_finite(absmax)) continue;
         if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
       }
@@ -136,13 +143,13 @@ class SpanEncoder {
 
   void encode_span_range() {
     C least = 0, most = 0;
-    each(unit_of(format_), [&](int64_t first, int64_t n, const uint8_t* a) {
-      const ValueRange<C> range = range_of<C>(a, n);
+    each(unit_of(format_), [&](int64_t first, int64_t n, const auto& source) {
+      const ValueRange<C> range = range_of<C>(source, n);
       least = first == 0 || range.least < least ? range.least : least;
       most = first == 0 || range.most > most ? range.most : most;
     });
-    const Ranged ranged = scale_of_range({least, most});
-    store_head(ranged.stored, ranged.offset);
+    const RangeBits bits = bits_of_range({least, most});
+    store_head(value_of(bits.scale), value_of(bits.offset));
   }
 
   void store_head(C stored, C offset) {
@@ -154,25 +161,11 @@ class SpanEncoder {
     store_head(bits_as<C>(static_cast<BitsOf<C>>(bits)), C(0));
   }
 
-  // A block's scale (negative: halved) and offset, as stored.
-  struct Ranged {
-    C stored, offset;
-    uint64_t scale_bits, offset_bits;
-  };
-  Ranged scale_of_range(ValueRange<C> range) const {
-    const Format& f = format_;
-    uint64_t offset_bits = encode_offset(f.scales, range.least, head_);
-    C offset = decode_offset(f.scales, offset_bits, head_);
-    C difference = range.most - offset;
-    const bool halved = !is_finite(difference);
-    if (halved) {
-      offset_bits = encode_offset(f.scales, range.least * C(0.5), head_);
-      offset = decode_offset(f.scales, offset_bits, head_);
-      difference = range.most * C(0.5) - offset;
-    }
-    uint64_t bits = encode_scale(f, difference / largest(), C(0), head_);
-    if (halved) bits |= uint64_t{1} << (8 * layout_.scale_nbytes - 1);
-    return {decode_scale(f.scales, bits, head_), offset, bits, offset_bits};
+  COMMKERN_MEMBER RangeBits bits_of_range(ValueRange<C> range) const {
+    return encode_range(format_, range.least, range.most, head_, layout_.scale_nbytes);
+  }
+  COMMKERN_MEMBER C value_of(uint64_t bits) const {
+    return decode_scale(format_.scales, bits, head_);
   }
 
   COMMKERN_MEMBER void store_bits(int64_t at, uint64_t bits) {
@@ -183,8 +176,9 @@ class SpanEncoder {
     }
   }
 
-  // Makes and stores the scale of a block with values `a`.
-  COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const uint8_t* a,
+  // Makes and stores the scale of a block.
+  template <class Source>
+  COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const Source& source,
                                                    int64_t n, C absmax) {
     const Format& f = format_;
     if (!is_finite(absmax)) {
@@ -193,19 +187,19 @@ class SpanEncoder {
       return block_scale(f, bits_as<C>(FloatBits<C>::kNan), C(0));
     }
     if (f.statistic == Statistic::kRange) {
-      const Ranged ranged = scale_of_range(range_of<C>(a, n));
-      store_bits(layout_.scale_at(block), ranged.scale_bits);
-      store_bits(layout_.offset_at(block), ranged.offset_bits);
-      return block_scale(f, ranged.stored, ranged.offset);
+      const RangeBits bits = bits_of_range(range_of<C>(source, n));
+      store_bits(layout_.scale_at(block), bits.scale);
+      store_bits(layout_.offset_at(block), bits.offset);
+      return block_scale(f, value_of(bits.scale), value_of(bits.offset));
     }
     C wanted = absmax / largest();
     if (f.statistic != Statistic::kAbsmax && absmax > 0) {
       const C q = normaliser(absmax);
-      wanted = wanted_of_sum(f, sum_of(f.statistic, a, n, q), n, q);
+      wanted = wanted_of_sum(f, sum_of<C>(f.statistic, source, n, q), n, q);
     }
     const uint64_t bits = encode_scale(f, wanted, absmax, head_);
     store_bits(layout_.scale_at(block), bits);
-    return block_scale(f, decode_scale(f.scales, bits, head_), C(0));
+    return block_scale(f, value_of(bits), C(0));
   }
 
   COMMKERN_MEMBER BlockScale<C> span_scale() const {
@@ -213,12 +207,12 @@ class SpanEncoder {
     return block_scale(format_, head_, offset);
   }
 
-  void encode_scales(int64_t first_block, const uint8_t* a, int64_t n) {
+  template <class Source>
+  void encode_scales(int64_t first_block, const Source& source, int64_t n) {
     const int64_t block_size = format_.block_size;
     int64_t count = 0;
     for (int64_t i = 0; i < n; ++count, i += block_size) {
-      const uint8_t* block = a + i * static_cast<int64_t>(sizeof(C));
-      absmax_[count] = absmax_of<C>(block, smaller(block_size, n - i));
+      absmax_[count] = absmax_of<C>(source.from(i), smaller(block_size, n - i));
     }
     if (format_.scales == Scales::kSpan) {
       const BlockScale<C> s = span_scale();
@@ -229,9 +223,8 @@ class SpanEncoder {
     } else {
       for (int64_t k = 0; k < count; ++k) {
         const int64_t i = k * block_size;
-        scales_[k] =
-            encode_block_scale(first_block + k, a + i * static_cast<int64_t>(sizeof(C)),
-                               smaller(block_size, n - i), absmax_[k]);
+        scales_[k] = encode_block_scale(first_block + k, source.from(i),
+                                        smaller(block_size, n - i), absmax_[k]);
       }
     }
     for (int64_t k = 0; k < count; ++k) {
@@ -255,22 +248,26 @@ class SpanEncoder {
     }
   }
 
-  // No value of the block lies outside what the codes reach but by rounding.
+  // No value of the block lies outside what the codes reach, but by rounding, and no
+  // error can overflow.
   COMMKERN_MEMBER bool is_ordinary(const BlockScale<C>& s, C absmax) const {
-    if (s.lift != 1 || s.halved) return false;
-    if (format_.code != Code::kSymmetric) return true;
-    return absmax * s.reciprocal <= largest() * C(1 + 0x1p-20);
+    const C reach = largest() * s.scale;
+    if (s.lift != 1 || !(absmax + reach <= largest_finite<C>() / 2)) return false;
+    return format_.code != Code::kSymmetric ||
+           absmax * s.reciprocal <= largest() * C(1 + 0x1p-20);
   }
 
   void encode_batch(int64_t first, int64_t n) {
     const int64_t block_size = format_.block_size;
     const int64_t first_block = first / block_size;
     const uint8_t* a = values_.get(first, n, values_buffer_);
-    encode_scales(first_block, a, n);
-    uint8_t* const errors = errors_at(first);
+    with_source(a, first,
+                [&](const auto& source) { encode_scales(first_block, source, n); });
+    const ResidualSpan residual = feedback_.residual.from(first);
     const EncodeRun<C> run{a,
-                           errors,
-                           feedback_.streams && can_stream(errors),
+                           residual.new_values,
+                           residual.old_values,
+                           feedback_.streams && can_stream(residual.new_values),
                            n,
                            block_size,
                            scales_,
@@ -282,37 +279,22 @@ class SpanEncoder {
                            draws_};
     coder_.encode[static_cast<int>(mode_)](run);
     if (!feedback_.residual) return;
-    if (values_.rotation) return put_rotated_errors(first, n);
-    finish_errors(first, n);
+    if (mode_ == Errors::kNone) return put_decoded_errors(first, n);
+    for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
+      if (is_finite(scales_[k].scale)) continue;
+      feedback_.keep(first + i, smaller(block_size, n - i));
+    }
   }
 
-  // Where errors of elements from `first` on go.
-  COMMKERN_MEMBER uint8_t* errors_at(int64_t first) {
-    if (!feedback_.residual) return nullptr;
-    if (is_same<C, double>) return reinterpret_cast<uint8_t*>(errors_buffer_);
-    return feedback_.residual.from(first).new_values;
-  }
-
-  // Errors of whole pieces, from the codes: they are not those of single values.
-  void put_rotated_errors(int64_t first, int64_t n) {
+  // Errors from the codes: of fp64, which may not be finite as floats, and of a
+  // rotation, where they are not those of single values.
+  void put_decoded_errors(int64_t first, int64_t n) {
     const int64_t block_size = format_.block_size;
     coder_.decode[0]({body_ + layout_.codes_at(first / block_size),
                       layout_.block_nbytes, n, block_size, scales_, C(1),
                       reinterpret_cast<uint8_t*>(errors_buffer_), false});
     values_.put_errors(first, n, values_buffer_, errors_buffer_);
     feedback_.put(first, n, errors_buffer_);
-  }
-
-  COMMKERN_MEMBER void finish_errors(int64_t first, int64_t n) {
-    const int64_t block_size = format_.block_size;
-    for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
-      const int64_t length = smaller(block_size, n - i);
-      if (!is_finite(scales_[k].scale)) {
-        feedback_.keep(first + i, length);
-      } else if constexpr (is_same<C, double>) {
-        feedback_.put(first + i, length, errors_buffer_ + i);
-      }
-    }
   }
 
   const Format& format_;

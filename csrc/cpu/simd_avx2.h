@@ -119,18 +119,21 @@ COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
                                    : _mm256_srli_epi32(top, 32 - kBits));
 }
 
+COMMKERN_INLINE Ints plus_above(Ints count, Floats x, Floats limit) {
+  return count - (x > limit);
+}
+
 // table[index] of each lane.
-COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
-  return bits_as<Ints>(_mm256_i32gather_epi32(table, bits_as<__m256i>(index), 4));
-}
-COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
-  return _mm256_i32gather_ps(table, bits_as<__m256i>(index), 4);
-}
-COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
+template <int kSize>
+COMMKERN_INLINE Ints look_up(const int32_t (&table)[kSize], Ints index) {
   const __m256i at = bits_as<__m256i>(index);
-  const __m256 low = _mm256_permutevar8x32_ps(load<__m256>(table, 0), at);
-  const __m256 high = _mm256_permutevar8x32_ps(load<__m256>(table, 1), at);
-  return _mm256_blendv_ps(low, high, bits_as<__m256>(index << 28));
+  if constexpr (kSize == 16) {
+    const __m256i low = _mm256_permutevar8x32_epi32(load<__m256i>(table, 0), at);
+    const __m256i high = _mm256_permutevar8x32_epi32(load<__m256i>(table, 1), at);
+    return index > 7 ? bits_as<Ints>(high) : bits_as<Ints>(low);
+  } else {
+    return bits_as<Ints>(_mm256_i32gather_epi32(table, at, 4));
+  }
 }
 
 COMMKERN_INLINE void stream(void* out, Floats x) {

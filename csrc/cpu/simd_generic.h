@@ -145,15 +145,14 @@ COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
   }
 }
 
+COMMKERN_INLINE Ints plus_above(Ints count, Floats x, Floats limit) {
+  return count - (x > limit);
+}
+
 // table[index] of each lane.
-COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
+template <int kSize>
+COMMKERN_INLINE Ints look_up(const int32_t (&table)[kSize], Ints index) {
   return Ints{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
-}
-COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
-  return Floats{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
-}
-COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
-  return look_up(&table[0], index);
 }
 
 #if defined(__SSE4_1__)

@@ -36,8 +36,7 @@ struct StoredScales {
         decode_scale<C>(format.scales, bits_at(layout.scale_at(block)), head);
     if (!has_offsets(format)) return decoding_scale(format, stored, C(0));
     const uint64_t offset = bits_at(layout.offset_at(block));
-    return decoding_scale(format, stored,
-                          decode_offset<C>(format.scales, offset, head));
+    return decoding_scale(format, stored, decode_scale<C>(format.scales, offset, head));
   }
 
  private:
@@ -106,7 +105,7 @@ COMMKERN_INLINE void subtract_from(const uint8_t* a, C* values, int64_t n) {
   for (; i < n; ++i) values[i] = load<C>(a, i) - values[i];
 }
 
-// x, or x + residual, in the compute type and rotated.
+// x in the compute type, or x + residual rotated.
 template <class T>
 struct InputValues {
   using C = ComputeOf<T>;
@@ -116,30 +115,39 @@ struct InputValues {
 
   // The elements [first, first + n) of the span: in `scratch` unless they lie ready.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
-    const uint8_t* values = get_unrotated(first, n, scratch);
-    if (!rotation) return values;
-    rotation.rotate(values, scratch, first, n);
+    if (!rotation) return widened(first, n, scratch);
+    rotation.rotate(summed(first, n, scratch), scratch, first, n);
     return reinterpret_cast<const uint8_t*>(scratch);
+  }
+
+  // The residual of elements from `first` on that `get` leaves to be added, or null.
+  COMMKERN_MEMBER const uint8_t* added(int64_t first) const {
+    return rotation ? nullptr : residual_at(first);
   }
 
   // The errors of the decoded `values`, in their place.
   COMMKERN_MEMBER void put_errors(int64_t first, int64_t n, C* scratch,
                                   C* values) const {
-    rotation.unrotate(values, first, n);
-    subtract_from(get_unrotated(first, n, scratch), values, n);
+    if (rotation) rotation.unrotate(values, first, n);
+    subtract_from(summed(first, n, scratch), values, n);
   }
 
  private:
-  COMMKERN_MEMBER const uint8_t* get_unrotated(int64_t first, int64_t n,
-                                               C* scratch) const {
-    const uint8_t* x = input + first * static_cast<int64_t>(sizeof(T));
-    if (residual != nullptr) {
-      add(x, residual + first * static_cast<int64_t>(sizeof(float)), n, scratch);
-    } else if constexpr (is_same<T, C>) {
-      return x;
-    } else {
-      widen(x, n, scratch);
-    }
+  COMMKERN_MEMBER const uint8_t* input_at(int64_t first) const {
+    return input + first * static_cast<int64_t>(sizeof(T));
+  }
+  COMMKERN_MEMBER const uint8_t* residual_at(int64_t first) const {
+    if (residual == nullptr) return nullptr;
+    return residual + first * static_cast<int64_t>(sizeof(float));
+  }
+  COMMKERN_MEMBER const uint8_t* widened(int64_t first, int64_t n, C* scratch) const {
+    if constexpr (is_same<T, C>) return input_at(first);
+    widen(input_at(first), n, scratch);
+    return reinterpret_cast<const uint8_t*>(scratch);
+  }
+  COMMKERN_MEMBER const uint8_t* summed(int64_t first, int64_t n, C* scratch) const {
+    if (residual == nullptr) return widened(first, n, scratch);
+    add(input_at(first), residual_at(first), n, scratch);
     return reinterpret_cast<const uint8_t*>(scratch);
   }
 
@@ -187,11 +195,13 @@ struct SumValues {
     return sums;
   }
 
+  COMMKERN_MEMBER const uint8_t* added(int64_t) const { return nullptr; }
+
   // The errors of the decoded `values`, in their place; `scratch` holds the sums.
   COMMKERN_MEMBER void put_errors(int64_t first, int64_t n, C* scratch,
                                   C* values) const {
     subtract_from(reinterpret_cast<const uint8_t*>(scratch), values, n);
-    rotation.unrotate(values, first, n);
+    if (rotation) rotation.unrotate(values, first, n);
   }
 };
 
