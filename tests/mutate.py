@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("csrc", "cmake", "python", "tests", "CMakeLists.txt", "pyproject.toml")
+HADAMARD = ("test_hadamard.py",)
 QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
 
 
@@ -135,6 +136,30 @@ MUTANTS = [
         "choose(finite_mask(decoded), a - decoded, old_values)",
         "a - decoded",
         ("test_cast.py",),
+    ),
+    Mutant(
+        "a rotation's draw serves twice",
+        "draws_.bytes_of(draw++)",
+        "draws_.bytes_of(draw)",
+        HADAMARD,
+    ),
+    Mutant(
+        "levels of a rotation in another order",
+        "lane_butterfly<2>(lane_butterfly<1>(x))",
+        "lane_butterfly<1>(lane_butterfly<2>(x))",
+        HADAMARD,
+    ),
+    Mutant(
+        "a rotation's factor is not rounded to nearest",
+        "C(0x1.6a09e667f3bcdp-1)",
+        "C(0x1.6a09e8p-1)",
+        HADAMARD,
+    ),
+    Mutant(
+        "signs before the factor of an inverse",
+        "kLast && kTurn == Turn::kInverse",
+        "kFirst && kTurn == Turn::kInverse",
+        HADAMARD,
     ),
     Mutant(
         "caller's CPU flags apply",

@@ -161,8 +161,7 @@ COMMKERN_HD RangeBits encode_range(const Format& f, C least, C most, C head,
   const auto value = [&](uint64_t bits) {
     return decode_scale<C>(f.scales, bits, head);
   };
-  const bool halved =
-      !is_finite(most - value(encode_offset(f.scales, least, head)));
+  const bool halved = !is_finite(most - value(encode_offset(f.scales, least, head)));
   const C half = halved ? C(0.5) : C(1);
   RangeBits bits;
   bits.offset = encode_offset(f.scales, least * half, head);

@@ -36,6 +36,12 @@ void check_block_size(int32_t block_size) {
   }
 }
 
+void check_rotation(int32_t rotation) {
+  if (rotation < 32 || rotation > 4096 || (rotation & (rotation - 1)) != 0) {
+    fail("rotation: expected a power of two in 32 ... 4096, got ", rotation);
+  }
+}
+
 void check_spans(const SpanTable& spans) {
   if (spans.count < 0 || (spans.count > 0 && spans.rows == nullptr)) {
     fail("spans: expected rows, got a null table of ", spans.count, " rows");
@@ -50,11 +56,11 @@ void check_spans(const SpanTable& spans) {
   }
 }
 
-void check_begins(const SpanTable& spans, int32_t block_size) {
+void check_begins(const SpanTable& spans, int32_t unit, const char* field) {
   for (int64_t row = 0; row < spans.count; ++row) {
     const int64_t begin = spans.rows[row].begin;
-    if (begin % block_size != 0) {
-      fail("spans[", row, "].begin: expected a multiple of block_size ", block_size,
+    if (begin % unit != 0) {
+      fail("spans[", row, "].begin: expected a multiple of ", field, " ", unit,
            ", got ", begin);
     }
   }

@@ -7,21 +7,21 @@
 
 COMMKERN_BEGIN_ISA
 
-// What becomes of the error a - v of each value; those of a NaN block are left alone.
+// What is coded, and what becomes of its error; those of a NaN block are left alone.
 enum class Errors {
-  kNone,
-  kWrite,
-  kAdd,  // to what is there, where the sum is finite
+  kNone,   // the values
+  kWrite,  // the values plus `before`; the error is written
+  kAdd,    // the values; the error is added to what is there, if the sum is finite
 };
 
 // Blocks that follow each other, from their values in the compute type.
 template <class C>
 struct EncodeRun {
   const uint8_t* values;
-  uint8_t* errors;        // of type C
-  const uint8_t* before;  // fp32: written where an error is not finite
-  bool streams;     // written past the cache; the address allows it
-  int64_t count;    // values
+  uint8_t* errors;        // of type float
+  const uint8_t* before;  // of type float; written where an error is not finite
+  bool streams;           // written past the cache; the address allows it
+  int64_t count;          // values
   int64_t block_size;
   const BlockScale<C>* scales;
   const bool* ordinary;  // a block whose values no code needs to be clamped for
@@ -53,7 +53,7 @@ using Decode = void (*)(const DecodeRun<C>& run);
 // What serves a format; looked up once a call.
 template <class C>
 struct Coder {
-  Encode<C> encode[3];  // by Errors
+  Encode<C> encode[3];  // by Errors; of fp64 only kNone
   Decode<C> decode[2];  // overwriting and adding
 };
 

@@ -60,8 +60,9 @@ class EncodeLoop {
       const int64_t n = smaller(run_.block_size, run_.count - begin);
       scale_ = run_.scales[k];
       values_ = run_.values + begin * sizeof(C);
-      errors_ = kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(C);
-      before_ = run_.before + begin * sizeof(C);
+      errors_ =
+          kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(float);
+      before_ = run_.before + begin * sizeof(float);
       first_draw_ = run_.first_draw + k * draws_per_block;
       uint8_t* out = run_.codes + k * run_.block_nbytes;
       if (!(scale_.scale > 0)) {
@@ -78,6 +79,11 @@ class EncodeLoop {
   }
 
  private:
+  COMMKERN_MEMBER C at(int64_t i) const {
+    const C a = load<C>(values_, i);
+    if constexpr (kErrors != Errors::kWrite) return a;
+    return a + static_cast<C>(load<float>(before_, i));
+  }
   COMMKERN_MEMBER C position(C a) const {
     if constexpr (!Code::kOffset) return a * scale_.lift * scale_.reciprocal;
     if (scale_.halved) a *= C(0.5);
@@ -110,7 +116,7 @@ class EncodeLoop {
         Code::kFivePacked ? ceil_div(n, 5) : packed_nbytes(n, Code::kBits);
     std::memset(out, 0, nbytes);
     if (kErrors == Errors::kNone || scale_.scale != 0) return;
-    for (int64_t i = 0; i < n; ++i) put_error(i, load<C>(values_, i) - value(0));
+    for (int64_t i = 0; i < n; ++i) put_error(i, at(i) - value(0));
   }
 
   COMMKERN_MEMBER void encode_block(int64_t n, bool ordinary, uint8_t* out) {
@@ -145,13 +151,17 @@ class EncodeLoop {
     const Floats offset = broadcast(scale_.offset);
     // Locals: for all the compiler knows, stores may change members.
     const uint8_t* values = values_;
+    const uint8_t* before = before_;
     uint8_t* errors = errors_;
     const bool streams = run_.streams;
     for (int64_t i = begin; i < end; i += kWhole) {
       Ints codes[kParts];
       for (int v = 0; v < kParts; ++v) {
         const int64_t at = i + v * kLanes;
-        const Floats a = load_floats<float>(values, at);
+        Floats a = load_floats<float>(values, at);
+        if constexpr (kErrors == Errors::kWrite) {
+          a = a + load_floats<float>(before, at);
+        }
         if constexpr (Code::template kOfValue<kStochastic>) {
           codes[v] = Code::encode_value_lanes(a, scale);
         } else {
@@ -180,14 +190,12 @@ class EncodeLoop {
   }
 
   COMMKERN_MEMBER void put_error(int64_t i, C error) const {
-    if constexpr (kErrors == Errors::kAdd) {
-      const C before = load<C>(errors_, i);
-      store(errors_, i, is_finite(before + error) ? before + error : before);
-    } else if constexpr (kErrors == Errors::kWrite) {
-      // Of fp64 values this is a buffer, looked at when it is narrowed.
-      const bool keeps = is_same<C, float> && !is_finite(error);
-      store(errors_, i, keeps ? load<C>(before_, i) : error);
-    }
+    if constexpr (kErrors == Errors::kNone) return;
+    const bool adds = kErrors == Errors::kAdd;
+    const float before = load<float>(adds ? errors_ : before_, i);
+    const float after =
+        adds ? before + static_cast<float>(error) : static_cast<float>(error);
+    store(errors_, i, is_finite(after) ? after : before);
   }
 
   COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
@@ -195,7 +203,7 @@ class EncodeLoop {
     for (int64_t i = begin; i < n; ++i) {
       const uint32_t byte =
           kStochastic ? run_.draws.bytes_of(first_draw_ + i / 16)[i % 16] : 0;
-      const C a = load<C>(values_, i);
+      const C a = at(i);
       const int32_t code = code_of(a, byte);
       put_error(i, a - value(code));
       const int64_t j = i % kPackGroup;
@@ -302,9 +310,16 @@ void decode_run(const DecodeRun<C>& run) {
 }
 
 template <class C, class Code, bool kStochastic>
-constexpr Coder<C> kCoder = {{encode_run<C, Code, kStochastic, Errors::kNone>,
-                              encode_run<C, Code, kStochastic, Errors::kWrite>,
-                              encode_run<C, Code, kStochastic, Errors::kAdd>},
-                             {decode_run<C, Code, false>, decode_run<C, Code, true>}};
+constexpr Coder<C> make_coder() {
+  Coder<C> coder{{encode_run<C, Code, kStochastic, Errors::kNone>, nullptr, nullptr},
+                 {decode_run<C, Code, false>, decode_run<C, Code, true>}};
+  if constexpr (is_same<C, float>) {
+    coder.encode[1] = encode_run<C, Code, kStochastic, Errors::kWrite>;
+    coder.encode[2] = encode_run<C, Code, kStochastic, Errors::kAdd>;
+  }
+  return coder;
+}
+template <class C, class Code, bool kStochastic>
+constexpr Coder<C> kCoder = make_coder<C, Code, kStochastic>();
 
 COMMKERN_END_ISA

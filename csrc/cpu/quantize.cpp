@@ -16,11 +16,23 @@ struct Feedback {
   Errors mode;
   bool streams;
 
-  // Errors of an fp64 block go through a buffer: in fp32 they may not be finite.
-  COMMKERN_MEMBER void put(int64_t first, int64_t n, const double* errors) const {
+  // From a buffer.
+  template <class C>
+  COMMKERN_MEMBER void put(int64_t first, int64_t n, const C* errors) const {
     const ResidualSpan here = residual.from(first);
     const bool adds = mode == Errors::kAdd;
-    for (int64_t i = 0; i < n; ++i) {
+    int64_t i = 0;
+    if constexpr (kHasVectors<C>) {
+      for (; i + kLanes <= n; i += kLanes) {
+        const uint8_t* old_values = adds ? here.new_values : here.old_values;
+        const Floats before = load_floats<float>(old_values, i);
+        const Floats error = load_floats<float>(errors, i);
+        const Floats after = adds ? before + error : error;
+        store_floats<float>(here.new_values, i,
+                            choose(finite_mask(after), after, before));
+      }
+    }
+    for (; i < n; ++i) {
       const float before = load<float>(adds ? here.new_values : here.old_values, i);
       const float error = static_cast<float>(errors[i]);
       const float after = adds ? before + error : error;
@@ -51,7 +63,7 @@ class SpanEncoder {
         coder_(coder),
         layout_(args.format, args.dtype, span.length),
         body_(args.payload.data + span.body),
-        mode_(is_same<C, double> && feedback.residual ? Errors::kWrite : feedback.mode),
+        mode_(mode_of_loop(feedback, values)),
         first_block_(span.begin / args.format.block_size),
         draws_per_block_(ceil_div(args.format.block_size, 16)),
         draws_({args.seed, span.parameter_id, args.step, args.stream}) {}
@@ -73,8 +85,8 @@ class SpanEncoder {
     }
     const C q = normaliser(absmax);
     TileTree<C> tree;
-    each(kTile, [&](int64_t, int64_t n, const uint8_t* a) {
-      tree.add(tile_sum(f.statistic, a, n, q));
+    each(kTile, [&](int64_t, int64_t n, const auto& source) {
+      tree.add(tile_sum<C>(f.statistic, source, n, q));
     });
     store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
   }
@@ -90,23 +102,37 @@ class SpanEncoder {
   }
 
  private:
+  static COMMKERN_MEMBER Errors mode_of_loop(const Feedback& feedback,
+                                             const Values& values) {
+    return is_same<C, double> || values.rotation ? Errors::kNone : feedback.mode;
+  }
+
   COMMKERN_MEMBER C largest() const { return static_cast<C>(largest_value(format_)); }
 
-  // fn(first, n, values) over the whole span, `step` elements at a time.
+  // fn(source) of the elements from `first` on, whose values lie in `a`.
+  template <class Fn>
+  COMMKERN_MEMBER void with_source(const uint8_t* a, int64_t first, Fn fn) {
+    const uint8_t* added = values_.added(first);
+    if (added == nullptr) return fn(PlainSource<C>{a});
+    fn(FedSource<C>{a, added});
+  }
+
+  // fn(first, n, source) over the whole span, `step` elements at a time.
   template <class Fn>
   COMMKERN_MEMBER void each(int64_t step, Fn fn) {
     for (int64_t i = 0; i < span_.length; i += step) {
       const int64_t n = smaller(step, span_.length - i);
-      fn(i, n, values_.get(i, n, values_buffer_));
+      with_source(values_.get(i, n, values_buffer_), i,
+                  [&](const auto& source) { fn(i, n, source); });
     }
   }
 
   C absmax_of_span(bool skip_nonfinite) {
     C most = 0;
-    each(unit_of(format_), [&](int64_t, int64_t n, const uint8_t* a) {
+    each(unit_of(format_), [&](int64_t, int64_t n, const auto& source) {
       for (int64_t i = 0; i < n; i += format_.block_size) {
-        const C absmax = absmax_of<C>(a + i * static_cast<int64_t>(sizeof(C)),
-                                      smaller(format_.block_size, n - i));
+        const C absmax =
+            absmax_of<C>(source.from(i), smaller(format_.block_size, n - i));
         if (skip_nonfinite && !is_finite(absmax)) continue;
         if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
       }
@@ -116,8 +142,8 @@ class SpanEncoder {
 
   void encode_span_range() {
     C least = 0, most = 0;
-    each(unit_of(format_), [&](int64_t first, int64_t n, const uint8_t* a) {
-      const ValueRange<C> range = range_of<C>(a, n);
+    each(unit_of(format_), [&](int64_t first, int64_t n, const auto& source) {
+      const ValueRange<C> range = range_of<C>(source, n);
       least = first == 0 || range.least < least ? range.least : least;
       most = first == 0 || range.most > most ? range.most : most;
     });
@@ -149,8 +175,9 @@ class SpanEncoder {
     }
   }
 
-  // Makes and stores the scale of a block with values `a`.
-  COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const uint8_t* a,
+  // Makes and stores the scale of a block.
+  template <class Source>
+  COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const Source& source,
                                                    int64_t n, C absmax) {
     const Format& f = format_;
     if (!is_finite(absmax)) {
@@ -159,7 +186,7 @@ class SpanEncoder {
       return block_scale(f, bits_as<C>(FloatBits<C>::kNan), C(0));
     }
     if (f.statistic == Statistic::kRange) {
-      const RangeBits bits = bits_of_range(range_of<C>(a, n));
+      const RangeBits bits = bits_of_range(range_of<C>(source, n));
       store_bits(layout_.scale_at(block), bits.scale);
       store_bits(layout_.offset_at(block), bits.offset);
       return block_scale(f, value_of(bits.scale), value_of(bits.offset));
@@ -167,7 +194,7 @@ class SpanEncoder {
     C wanted = absmax / largest();
     if (f.statistic != Statistic::kAbsmax && absmax > 0) {
       const C q = normaliser(absmax);
-      wanted = wanted_of_sum(f, sum_of(f.statistic, a, n, q), n, q);
+      wanted = wanted_of_sum(f, sum_of<C>(f.statistic, source, n, q), n, q);
     }
     const uint64_t bits = encode_scale(f, wanted, absmax, head_);
     store_bits(layout_.scale_at(block), bits);
@@ -179,12 +206,12 @@ class SpanEncoder {
     return block_scale(format_, head_, offset);
   }
 
-  void encode_scales(int64_t first_block, const uint8_t* a, int64_t n) {
+  template <class Source>
+  void encode_scales(int64_t first_block, const Source& source, int64_t n) {
     const int64_t block_size = format_.block_size;
     int64_t count = 0;
     for (int64_t i = 0; i < n; ++count, i += block_size) {
-      const uint8_t* block = a + i * static_cast<int64_t>(sizeof(C));
-      absmax_[count] = absmax_of<C>(block, smaller(block_size, n - i));
+      absmax_[count] = absmax_of<C>(source.from(i), smaller(block_size, n - i));
     }
     if (format_.scales == Scales::kSpan) {
       const BlockScale<C> s = span_scale();
@@ -195,9 +222,8 @@ class SpanEncoder {
     } else {
       for (int64_t k = 0; k < count; ++k) {
         const int64_t i = k * block_size;
-        scales_[k] =
-            encode_block_scale(first_block + k, a + i * static_cast<int64_t>(sizeof(C)),
-                               smaller(block_size, n - i), absmax_[k]);
+        scales_[k] = encode_block_scale(first_block + k, source.from(i),
+                                        smaller(block_size, n - i), absmax_[k]);
       }
     }
     for (int64_t k = 0; k < count; ++k) {
@@ -234,12 +260,13 @@ class SpanEncoder {
     const int64_t block_size = format_.block_size;
     const int64_t first_block = first / block_size;
     const uint8_t* a = values_.get(first, n, values_buffer_);
-    encode_scales(first_block, a, n);
-    uint8_t* const errors = errors_at(first);
+    with_source(a, first,
+                [&](const auto& source) { encode_scales(first_block, source, n); });
+    const ResidualSpan residual = feedback_.residual.from(first);
     const EncodeRun<C> run{a,
-                           errors,
-                           feedback_.residual.from(first).old_values,
-                           feedback_.streams && can_stream(errors),
+                           residual.new_values,
+                           residual.old_values,
+                           feedback_.streams && can_stream(residual.new_values),
                            n,
                            block_size,
                            scales_,
@@ -250,26 +277,23 @@ class SpanEncoder {
                            format_.bits,
                            draws_};
     coder_.encode[static_cast<int>(mode_)](run);
-    if (feedback_.residual) finish_errors(first, n);
-  }
-
-  // Where errors of elements from `first` on go.
-  COMMKERN_MEMBER uint8_t* errors_at(int64_t first) {
-    if (!feedback_.residual) return nullptr;
-    if (is_same<C, double>) return reinterpret_cast<uint8_t*>(errors_buffer_);
-    return feedback_.residual.from(first).new_values;
-  }
-
-  COMMKERN_MEMBER void finish_errors(int64_t first, int64_t n) {
-    const int64_t block_size = format_.block_size;
+    if (!feedback_.residual) return;
+    if (mode_ == Errors::kNone) return put_decoded_errors(first, n);
     for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
-      const int64_t length = smaller(block_size, n - i);
-      if (!is_finite(scales_[k].scale)) {
-        feedback_.keep(first + i, length);
-      } else if constexpr (is_same<C, double>) {
-        feedback_.put(first + i, length, errors_buffer_ + i);
-      }
+      if (is_finite(scales_[k].scale)) continue;
+      feedback_.keep(first + i, smaller(block_size, n - i));
     }
+  }
+
+  // Errors from the codes: of fp64, which may not be finite as floats, and of a
+  // rotation, where they are not those of single values.
+  void put_decoded_errors(int64_t first, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    coder_.decode[0]({body_ + layout_.codes_at(first / block_size),
+                      layout_.block_nbytes, n, block_size, scales_, C(1),
+                      reinterpret_cast<uint8_t*>(errors_buffer_), false});
+    values_.put_errors(first, n, values_buffer_, errors_buffer_);
+    feedback_.put(first, n, errors_buffer_);
   }
 
   const Format& format_;
@@ -287,7 +311,7 @@ class SpanEncoder {
   bool ordinary_[kMaxBlocks];
   C absmax_[kMaxBlocks];
   alignas(64) C values_buffer_[kMaxUnit];
-  alignas(64) C errors_buffer_[is_same<C, double> ? kMaxUnit : 1];
+  alignas(64) C errors_buffer_[kMaxUnit];
 };
 
 // with_encoder(span, fn): fn(encoder) for that span.
@@ -314,8 +338,9 @@ void quantize_typed(const QuantizeArgs& args) {
     const ResidualSpan residual = residual_of(args.residual, span);
     const Feedback feedback{residual, residual ? Errors::kWrite : Errors::kNone,
                             streams};
+    SpanRotation rotation(args.format, span);
     const InputValues<T> values{args.input.data + span.offset * sizeof(T),
-                                residual.old_values};
+                                residual.old_values, rotation};
     SpanEncoder<C, InputValues<T>> encoder(args, span, values, feedback, coder);
     fn(encoder);
   });
@@ -328,7 +353,9 @@ void requantize_typed(const RequantizeSumArgs& args) {
     const ResidualSpan residual = residual_of(args.residual, span);
     const Feedback feedback{residual, residual ? Errors::kAdd : Errors::kNone, false};
     const BodyLayout layout(args.format, args.dtype, span.length);
-    const SumValues<C> values{args.parts, args.format, span.body, layout, coder};
+    SpanRotation rotation(args.format, span);
+    const SumValues<C> values{args.parts, args.format, span.body,
+                              layout,     coder,       rotation};
     SpanEncoder<C, SumValues<C>> encoder(args, span, values, feedback, coder);
     fn(encoder);
   });
@@ -338,17 +365,17 @@ void requantize_typed(const RequantizeSumArgs& args) {
 
 template <class T, bool kAdd>
 COMMKERN_INLINE void put_values(const ComputeOf<T>* values, int64_t n,
-                                uint8_t* output) {
+                                ComputeOf<T> factor, uint8_t* output, bool streams) {
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
     for (; i + kLanes <= n; i += kLanes) {
-      Floats y = load_floats<float>(values, i);
+      Floats y = load_floats<float>(values, i) * factor;
       if constexpr (kAdd) y = load_floats<T>(output, i) + y;
-      store_floats<T>(output, i, y);
+      put_elements<T>(output, i, narrow<T>(y), streams);
     }
   }
   for (; i < n; ++i) {
-    ComputeOf<T> y = values[i];
+    ComputeOf<T> y = values[i] * factor;
     if constexpr (kAdd) y = load_compute<T>(output, i) + y;
     store(output, i, convert<T>(y));
   }
@@ -367,19 +394,22 @@ void dequantize_typed(const DequantizeArgs& args) {
     const int64_t end = smaller(last * unit, span.length);
     const BodyLayout layout(f, args.dtype, span.length);
     const StoredScales<C> stored(f, layout, args.payload.data + span.body);
+    SpanRotation rotation(f, span);
+    const bool direct = is_same<T, C> && !rotation;
     alignas(64) C buffer[kMaxUnit];
     bool finite = true;
     for (int64_t i = first * unit; i < end; i += batch) {
       const int64_t n = smaller(batch, end - i);
       uint8_t* y = args.output.data + (span.offset + i) * sizeof(T);
-      if constexpr (is_same<T, C>) {
+      if (direct) {
         finite &= decode_blocks(stored, coder.decode[kAdd], i / f.block_size, n, factor,
                                 y, streams && can_stream(y));
       } else {
         auto* values = reinterpret_cast<uint8_t*>(buffer);
-        finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, factor,
+        finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, C(1),
                                 values, false);
-        put_values<T, kAdd>(buffer, n, y);
+        if (rotation) rotation.unrotate(buffer, i, n);
+        put_values<T, kAdd>(buffer, n, factor, y, streams && can_stream(y));
       }
     }
     if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);

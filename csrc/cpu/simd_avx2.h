@@ -154,4 +154,20 @@ COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) {
   return bits_as<Wide>(_mm256_unpackhi_epi64(bits_as<__m256i>(a), bits_as<__m256i>(b)));
 }
 
+// Lane j of the result is lane j ^ kDistance.
+template <int kDistance>
+COMMKERN_INLINE Floats swap_lanes(Floats x) {
+  if constexpr (kDistance == 1) return _mm256_permute_ps(x, 0xb1);
+  if constexpr (kDistance == 2) return _mm256_permute_ps(x, 0x4e);
+  if constexpr (kDistance == 4) return _mm256_permute2f128_ps(x, x, 1);
+}
+
+// Lane j changes its sign where bit `first` + j is set; `first` is a multiple of
+// kLanes.
+COMMKERN_INLINE Floats flip_signs(Floats x, const uint8_t* bits, int64_t first) {
+  const Words byte = bits_as<Words>(_mm256_set1_epi8(load<char>(bits + first / 8, 0)));
+  const Words at_top = byte << Words{31, 30, 29, 28, 27, 26, 25, 24};
+  return bits_as<Floats>(bits_as<Words>(x) ^ (at_top & FloatBits<float>::kSign));
+}
+
 COMMKERN_END_ISA

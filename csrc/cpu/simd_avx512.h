@@ -182,4 +182,22 @@ COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) {
   return bits_as<Wide>(_mm512_unpackhi_epi64(bits_as<__m512i>(a), bits_as<__m512i>(b)));
 }
 
+// Lane j of the result is lane j ^ kDistance.
+template <int kDistance>
+COMMKERN_INLINE Floats swap_lanes(Floats x) {
+  if constexpr (kDistance == 1) return _mm512_permute_ps(x, 0xb1);
+  if constexpr (kDistance == 2) return _mm512_permute_ps(x, 0x4e);
+  if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(x, x, 0xb1);
+  if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(x, x, 0x4e);
+}
+
+// Lane j changes its sign where bit `first` + j is set; `first` is a multiple of
+// kLanes.
+COMMKERN_INLINE Floats flip_signs(Floats x, const uint8_t* bits, int64_t first) {
+  const __mmask16 flips = load<uint16_t>(bits + first / 8, 0);
+  const __m512i all = bits_as<__m512i>(x);
+  return bits_as<Floats>(
+      _mm512_mask_xor_epi32(all, flips, all, _mm512_set1_epi32(INT32_MIN)));
+}
+
 COMMKERN_END_ISA

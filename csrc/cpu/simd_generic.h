@@ -176,4 +176,20 @@ COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
 COMMKERN_INLINE Wide interleave_even(Wide a, Wide b) { return Wide{a[0], b[0]}; }
 COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) { return Wide{a[1], b[1]}; }
 
+// Lane j of the result is lane j ^ kDistance.
+template <int kDistance>
+COMMKERN_INLINE Floats swap_lanes(Floats x) {
+  if constexpr (kDistance == 1) return Floats{x[1], x[0], x[3], x[2]};
+  if constexpr (kDistance == 2) return Floats{x[2], x[3], x[0], x[1]};
+}
+
+// Lane j changes its sign where bit `first` + j is set; `first` is a multiple of
+// kLanes.
+COMMKERN_INLINE Floats flip_signs(Floats x, const uint8_t* bits, int64_t first) {
+  const Words lane_bits = {1, 2, 4, 8};
+  const Words nibble = Words{} + static_cast<uint32_t>(bits[first / 8] >> first % 8);
+  const Words flips = bits_as<Words>((nibble & lane_bits) == lane_bits);
+  return bits_as<Floats>(bits_as<Words>(x) ^ (flips & FloatBits<float>::kSign));
+}
+
 COMMKERN_END_ISA

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu/coder.h"
+#include "cpu/hadamard.h"
 
 COMMKERN_BEGIN_ISA
 
@@ -35,8 +36,7 @@ struct StoredScales {
         decode_scale<C>(format.scales, bits_at(layout.scale_at(block)), head);
     if (!has_offsets(format)) return decoding_scale(format, stored, C(0));
     const uint64_t offset = bits_at(layout.offset_at(block));
-    return decoding_scale(format, stored,
-                          decode_scale<C>(format.scales, offset, head));
+    return decoding_scale(format, stored, decode_scale<C>(format.scales, offset, head));
   }
 
  private:
@@ -66,27 +66,91 @@ COMMKERN_INLINE bool decode_blocks(const StoredScales<C>& stored, Decode<C> deco
   return finite;
 }
 
-// x, or x + residual, in the compute type.
+// The rotation of a format, which turns all parameters alike: a payload decodes from
+// its bytes alone, and these hold neither seed nor name.
+class SpanRotation {
+ public:
+  COMMKERN_MEMBER SpanRotation(const Format& format, const Span& span)
+      : rotation_(0, 0, format.rotation), begin_(span.begin), size_(format.rotation) {}
+
+  COMMKERN_MEMBER explicit operator bool() const { return size_ != 0; }
+
+  // Of the elements [first, first + n) of the span, which whole pieces make up.
+  template <class C>
+  __attribute__((noinline)) void rotate(const void* source, C* values, int64_t first,
+                                        int64_t n) {
+    rotation_.rotate(source, values, n, begin_ + first);
+  }
+  template <class C>
+  __attribute__((noinline)) void unrotate(C* values, int64_t first, int64_t n) {
+    rotation_.unrotate(values, values, n, begin_ + first);
+  }
+
+ private:
+  Rotation rotation_;
+  int64_t begin_;
+  int32_t size_;
+};
+
+// values = a - values.
+template <class C>
+COMMKERN_INLINE void subtract_from(const uint8_t* a, C* values, int64_t n) {
+  int64_t i = 0;
+  if constexpr (kHasVectors<C>) {
+    for (; i + kLanes <= n; i += kLanes) {
+      store_floats<float>(values, i,
+                          load_floats<float>(a, i) - load_floats<float>(values, i));
+    }
+  }
+  for (; i < n; ++i) values[i] = load<C>(a, i) - values[i];
+}
+
+// x in the compute type, or x + residual rotated.
 template <class T>
 struct InputValues {
   using C = ComputeOf<T>;
   const uint8_t* input;     // of the span
   const uint8_t* residual;  // the version to read, or null
+  SpanRotation& rotation;
 
   // The elements [first, first + n) of the span: in `scratch` unless they lie ready.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
-    const uint8_t* x = input + first * static_cast<int64_t>(sizeof(T));
-    if (residual != nullptr) {
-      add(x, residual + first * static_cast<int64_t>(sizeof(float)), n, scratch);
-    } else if constexpr (is_same<T, C>) {
-      return x;
-    } else {
-      widen(x, n, scratch);
-    }
+    if (!rotation) return widened(first, n, scratch);
+    rotation.rotate(summed(first, n, scratch), scratch, first, n);
     return reinterpret_cast<const uint8_t*>(scratch);
   }
 
+  // The residual of elements from `first` on that `get` leaves to be added, or null.
+  COMMKERN_MEMBER const uint8_t* added(int64_t first) const {
+    return rotation ? nullptr : residual_at(first);
+  }
+
+  // The errors of the decoded `values`, in their place.
+  COMMKERN_MEMBER void put_errors(int64_t first, int64_t n, C* scratch,
+                                  C* values) const {
+    if (rotation) rotation.unrotate(values, first, n);
+    subtract_from(summed(first, n, scratch), values, n);
+  }
+
  private:
+  COMMKERN_MEMBER const uint8_t* input_at(int64_t first) const {
+    return input + first * static_cast<int64_t>(sizeof(T));
+  }
+  COMMKERN_MEMBER const uint8_t* residual_at(int64_t first) const {
+    if (residual == nullptr) return nullptr;
+    return residual + first * static_cast<int64_t>(sizeof(float));
+  }
+  COMMKERN_MEMBER const uint8_t* widened(int64_t first, int64_t n, C* scratch) const {
+    if constexpr (is_same<T, C>) return input_at(first);
+    widen(input_at(first), n, scratch);
+    return reinterpret_cast<const uint8_t*>(scratch);
+  }
+  COMMKERN_MEMBER const uint8_t* summed(int64_t first, int64_t n, C* scratch) const {
+    if (residual == nullptr) return widened(first, n, scratch);
+    add(input_at(first), residual_at(first), n, scratch);
+    return reinterpret_cast<const uint8_t*>(scratch);
+  }
+
   static COMMKERN_MEMBER void widen(const uint8_t* x, int64_t n, C* out) {
     int64_t i = 0;
     if constexpr (kHasVectors<T>) {
@@ -118,6 +182,7 @@ struct SumValues {
   int64_t body;  // of the span, in every part
   BodyLayout layout;
   const Coder<C>& coder;
+  SpanRotation& rotation;  // of the parts, which are summed as they are
 
   // `first` begins a block.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
@@ -128,6 +193,15 @@ struct SumValues {
       decode_blocks<C>(stored, coder.decode[rank > 0], block, n, C(1), sums, false);
     }
     return sums;
+  }
+
+  COMMKERN_MEMBER const uint8_t* added(int64_t) const { return nullptr; }
+
+  // The errors of the decoded `values`, in their place; `scratch` holds the sums.
+  COMMKERN_MEMBER void put_errors(int64_t first, int64_t n, C* scratch,
+                                  C* values) const {
+    subtract_from(reinterpret_cast<const uint8_t*>(scratch), values, n);
+    if (rotation) rotation.unrotate(values, first, n);
   }
 };
 

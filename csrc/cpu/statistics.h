@@ -1,5 +1,4 @@
-// What a block's scale comes from. `values` are elements of the compute type C, in
-// memory of any alignment.
+// What a block's scale comes from.
 #pragma once
 
 #include "core/block_scale.h"
@@ -7,20 +6,52 @@
 
 COMMKERN_BEGIN_ISA
 
-// As integers over the bits with the sign cleared: a NaN is larger than any number.
+// Values of the compute type, in memory of any alignment.
 template <class C>
-COMMKERN_INLINE C absmax_of(const uint8_t* values, int64_t n) {
+struct PlainSource {
+  const uint8_t* values;
+
+  COMMKERN_MEMBER C at(int64_t i) const { return load<C>(values, i); }
+  COMMKERN_MEMBER Floats lanes(int64_t i) const {
+    return load_floats<float>(values, i);
+  }
+  COMMKERN_MEMBER PlainSource from(int64_t i) const {
+    return {values + i * static_cast<int64_t>(sizeof(C))};
+  }
+};
+
+// The same plus a residual.
+template <class C>
+struct FedSource {
+  const uint8_t* values;
+  const uint8_t* residual;
+
+  COMMKERN_MEMBER C at(int64_t i) const {
+    return load<C>(values, i) + static_cast<C>(load<float>(residual, i));
+  }
+  COMMKERN_MEMBER Floats lanes(int64_t i) const {
+    return load_floats<float>(values, i) + load_floats<float>(residual, i);
+  }
+  COMMKERN_MEMBER FedSource from(int64_t i) const {
+    return {values + i * static_cast<int64_t>(sizeof(C)),
+            residual + i * static_cast<int64_t>(sizeof(float))};
+  }
+};
+
+// As integers over the bits with the sign cleared: a NaN is larger than any number.
+template <class C, class Source>
+COMMKERN_INLINE C absmax_of(const Source& source, int64_t n) {
   BitsOf<C> most = 0;
   int64_t i = 0;
   if constexpr (kHasVectors<C>) {
     Ints lanes{};
     for (; i + kLanes <= n; i += kLanes) {
-      lanes = larger(lanes, magnitude_of(load_floats<float>(values, i)));
+      lanes = larger(lanes, magnitude_of(source.lanes(i)));
     }
     most = largest_lane(lanes);
   }
   for (; i < n; ++i) {
-    const BitsOf<C> bits = magnitude_bits(load<C>(values, i));
+    const BitsOf<C> bits = magnitude_bits(source.at(i));
     most = bits > most ? bits : most;
   }
   return bits_as<C>(most);
@@ -32,14 +63,14 @@ struct ValueRange {
 };
 
 // Of finite values, at least one.
-template <class C>
-COMMKERN_INLINE ValueRange<C> range_of(const uint8_t* values, int64_t n) {
-  C least = load<C>(values, 0), most = least;
+template <class C, class Source>
+COMMKERN_INLINE ValueRange<C> range_of(const Source& source, int64_t n) {
+  C least = source.at(0), most = least;
   int64_t i = 0;
   if constexpr (kHasVectors<C>) {
     Floats low = broadcast(least), high = low;
     for (; i + kLanes <= n; i += kLanes) {
-      const Floats x = load_floats<float>(values, i);
+      const Floats x = source.lanes(i);
       low = x < low ? x : low;
       high = x > high ? x : high;
     }
@@ -49,7 +80,7 @@ COMMKERN_INLINE ValueRange<C> range_of(const uint8_t* values, int64_t n) {
     }
   }
   for (; i < n; ++i) {
-    const C x = load<C>(values, i);
+    const C x = source.at(i);
     least = x < least ? x : least;
     most = x > most ? x : most;
   }
@@ -69,8 +100,8 @@ COMMKERN_INLINE C summand(C x, C q) {
 }
 
 // One tile's sum: q scales every value.
-template <Statistic kStatistic, class C>
-COMMKERN_INLINE C tile_sum(const uint8_t* values, int64_t n, C q) {
+template <Statistic kStatistic, class C, class Source>
+COMMKERN_INLINE C tile_sum(const Source& source, int64_t n, C q) {
   alignas(64) C partial[kPartials] = {};
   int64_t i = 0;
   if constexpr (kHasVectors<C>) {
@@ -78,7 +109,7 @@ COMMKERN_INLINE C tile_sum(const uint8_t* values, int64_t n, C q) {
     Floats sums[kVectors] = {};
     for (; i + kPartials <= n; i += kPartials) {
       for (int v = 0; v < kVectors; ++v) {
-        const Floats x = load_floats<float>(values, i + v * kLanes);
+        const Floats x = source.lanes(i + v * kLanes);
         if constexpr (kStatistic == Statistic::kL2) {
           sums[v] += (x * q) * (x * q);
         } else {
@@ -91,7 +122,7 @@ COMMKERN_INLINE C tile_sum(const uint8_t* values, int64_t n, C q) {
     }
   }
   for (; i < n; ++i) {
-    partial[i % kPartials] += summand<kStatistic>(load<C>(values, i), q);
+    partial[i % kPartials] += summand<kStatistic>(source.at(i), q);
   }
   for (int width = kPartials / 2; width > 0; width /= 2) {
     for (int lane = 0; lane < width; ++lane) partial[lane] += partial[lane + width];
@@ -126,20 +157,19 @@ class TileTree {
   C at_[kLevels];
 };
 
-template <class C>
-COMMKERN_INLINE C tile_sum(Statistic statistic, const uint8_t* values, int64_t n, C q) {
+template <class C, class Source>
+COMMKERN_INLINE C tile_sum(Statistic statistic, const Source& source, int64_t n, C q) {
   if (statistic == Statistic::kL2) {
-    return tile_sum<Statistic::kL2>(values, n, q);
+    return tile_sum<Statistic::kL2, C>(source, n, q);
   }
-  return tile_sum<Statistic::kMean>(values, n, q);
+  return tile_sum<Statistic::kMean, C>(source, n, q);
 }
 
-template <class C>
-COMMKERN_INLINE C sum_of(Statistic statistic, const uint8_t* values, int64_t n, C q) {
+template <class C, class Source>
+COMMKERN_INLINE C sum_of(Statistic statistic, const Source& source, int64_t n, C q) {
   TileTree<C> tree;
   for (int64_t i = 0; i < n; i += kTile) {
-    const uint8_t* tile = values + i * static_cast<int64_t>(sizeof(C));
-    tree.add(tile_sum(statistic, tile, smaller(kTile, n - i), q));
+    tree.add(tile_sum<C>(statistic, source.from(i), smaller(kTile, n - i), q));
   }
   return tree.total();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cast.h"
+#include "kernels/hadamard.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
 
@@ -19,12 +20,13 @@
   X(absmax, AbsmaxArgs)                \
   X(nonfinite_check, FlagArgs)         \
   X(nonzero_check, FlagArgs)           \
-  X(saturate, SaturateArgs)
+  X(saturate, SaturateArgs)            \
+  X(hadamard, HadamardArgs)
 
 namespace commkern {
 
 // Raise this whenever the list, an argument struct or Span changes.
-inline constexpr uint32_t kKernelTableVersion = 1;
+inline constexpr uint32_t kKernelTableVersion = 2;
 
 // How a module hands over its table: a capsule of this name. `version` comes first in
 // every version, so that it can be read before anything else is believed.

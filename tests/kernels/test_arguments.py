@@ -39,6 +39,7 @@ def cases() -> dict[str, dict[str, Any]]:
         "nonfinite_check": dense | {"input": data, "flags": filler(2)},
         "nonzero_check": dense | {"input": data, "flags": filler(2)},
         "saturate": dense | {"data": data, "limit": 0.5},
+        "hadamard": dense | {"input": data, "output": filler(elements, np.float32)},
     }
 
 

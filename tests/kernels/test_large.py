@@ -19,6 +19,7 @@ from tests.kernels.harness import (
 
 from commkern import reference
 
+KERNELS = ["quantize", "dequantize", "cast", "uncast", "sum", "hadamard"]
 LENGTHS = [9, (1 << 21) + 4099]  # more than 8 MiB of fp32
 
 
@@ -35,6 +36,8 @@ def case_of(kernel: str) -> dict[str, Any]:
     case: dict[str, Any] = {"spans": spans, "dtype": "float32"}
     if kernel == "sum":
         return case | {"parts": [data, data[::-1].copy()], "output": data.copy()}
+    if kernel == "hadamard":
+        return case | {"input": data, "output": data[::-1].copy()}
     case["payload"] = payload
     if kernel in ("quantize", "cast"):
         versions = residuals(3, max(count, elements), in_place=False)
@@ -54,7 +57,7 @@ def expected(kernel: str) -> list[tuple[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("shift", [0, 4, 1])
-@pytest.mark.parametrize("kernel", ["quantize", "dequantize", "cast", "uncast", "sum"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_large_results(compiled: Any, kernel: str, shift: int) -> None:
     copies = Copies(case_of(kernel), shift)
     getattr(compiled, kernel)(**copies.arguments)

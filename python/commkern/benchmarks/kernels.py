@@ -42,18 +42,28 @@ class Case(NamedTuple):
     bits: int
     rounding: str = "nearest"
     feedback: str = ""
+    rotation: int = 0
+    inverse: int = 0
 
     def __str__(self) -> str:
         wire = f"{self.bits} bits" if self.bits else "bf16"
-        rounding = self.rounding if self.bits and self.encodes() else ""
-        feedback = f"feedback {self.feedback}" if self.feedback else ""
-        return " ".join(filter(None, (self.kernel, wire, rounding, feedback)))
+        words = (
+            self.kernel,
+            wire if self.kernel != "hadamard" else "",
+            f"rotation {self.rotation}" if self.rotation else "",
+            "inverse" if self.inverse else "",
+            self.rounding if self.bits and self.encodes() else "",
+            f"feedback {self.feedback}" if self.feedback else "",
+        )
+        return " ".join(filter(None, words))
 
     def encodes(self) -> bool:
         return "residual" in getattr(reference, self.kernel).fields
 
     def moved_nbytes(self) -> float:
         """Bytes read and written for an element."""
+        if self.kernel == "hadamard":
+            return 8
         coded = self.bits / 8 + 4 / _BLOCK if self.bits else 2
         parts = 2 if self.kernel.endswith("_sum") else 0
         dense = 8 if self.kernel.endswith("_add") else 0 if parts else 4
@@ -74,6 +84,9 @@ def _cases() -> Iterator[Case]:
     yield Case("uncast", 0)
     yield Case("uncast_add", 0)
     yield Case("recast_sum", 0, feedback="own")
+    for rotation in (32, 128, 1024, 4096):
+        for inverse in (0, 1):
+            yield Case("hadamard", 0, rotation=rotation, inverse=inverse)
 
 
 class Data:
@@ -118,6 +131,8 @@ class Data:
             "wire_dtype": "bfloat16",
             "rounding": case.rounding,
             "scale": 0.5,
+            "rotation": case.rotation,
+            "inverse": case.inverse,
             "seed": 7,
         }
         fields = getattr(reference, case.kernel).fields

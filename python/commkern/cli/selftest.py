@@ -257,6 +257,11 @@ def _saturate(dtype: str) -> Arguments:
     return {"spans": _spans(), "data": values, "limit": 0.75}
 
 
+def _hadamard(dtype: str) -> Arguments:
+    values, output = _values(dtype, 1), _values(dtype, 2)
+    return {"spans": _spans(), "input": values, "output": output, "seed": 2**40 + 7}
+
+
 _BUILDERS: dict[str, Builder] = {
     "quantize": _every_format(_quantize),
     "dequantize": _every_format(_dequantize),
@@ -271,4 +276,5 @@ _BUILDERS: dict[str, Builder] = {
     "nonfinite_check": _only(_flags),
     "nonzero_check": _only(_flags),
     "saturate": _only(_saturate),
+    "hadamard": _only(_hadamard),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from commkern.reference.cast import cast, recast_sum, uncast, uncast_add
+from commkern.reference.hadamard import hadamard
 from commkern.reference.layout import Kernel
 from commkern.reference.quantize import (
     dequantize,
@@ -40,6 +41,7 @@ KERNELS = [
     "nonfinite_check",
     "nonzero_check",
     "saturate",
+    "hadamard",
 ]
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "cast",
     "dequantize",
     "dequantize_add",
+    "hadamard",
     "kernel_signatures",
     "nonfinite_check",
     "nonzero_check",
