@@ -28,17 +28,26 @@ COMMKERN_INLINE void with_bits(int32_t bits, Fn fn) {
 struct FiveBuffer {
   alignas(64) uint8_t codes[8192 + kFiveSlack];
 };
+// Those of all blocks of a run: vectors read what smaller ones wrote, which is slow
+// right after. kFivePad bytes follow each block.
+struct FiveBuffers {
+  static constexpr int64_t kNbytes = 8192 + 8192 / 16 * kFivePad;
+  alignas(64) uint8_t codes[kNbytes + kFiveSlack];
+  COMMKERN_MEMBER uint8_t* block(int64_t k, int64_t block_size) {
+    return codes + k * (block_size + kFivePad);
+  }
+};
 struct NoBuffer {};
-template <bool kFivePacked>
+template <bool kFivePacked, class Buffer>
 struct BufferFor {
   using type = NoBuffer;
 };
-template <>
-struct BufferFor<true> {
-  using type = FiveBuffer;
+template <class Buffer>
+struct BufferFor<true, Buffer> {
+  using type = Buffer;
 };
-template <class Code>
-using FiveBufferOf = typename BufferFor<Code::kFivePacked>::type;
+template <class Code, class Buffer>
+using BufferOf = typename BufferFor<Code::kFivePacked, Buffer>::type;
 
 template <class C, class Code, bool kStochastic, Errors kErrors>
 class EncodeLoop {
@@ -59,12 +68,14 @@ class EncodeLoop {
       if (!(scale_.scale > 0)) {
         encode_nothing(n, out);
       } else if constexpr (Code::kFivePacked) {
-        encode_block(n, run_.ordinary[k], five_.codes);
-        pack_five(five_.codes, n, out);
+        uint8_t* codes = five_.block(k, run_.block_size);
+        pad_five(codes, n);
+        encode_block(n, run_.ordinary[k], codes);
       } else {
         encode_block(n, run_.ordinary[k], out);
       }
     }
+    if constexpr (Code::kFivePacked) pack_blocks();
   }
 
  private:
@@ -89,6 +100,14 @@ class EncodeLoop {
     C v = Code::template decode<C>(code) * scale_.scale;
     if constexpr (Code::kOffset) v += scale_.offset;
     return Code::kOffset && scale_.halved ? v * C(2) : v;
+  }
+
+  COMMKERN_MEMBER void pack_blocks() {
+    for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += run_.block_size) {
+      if (!(run_.scales[k].scale > 0)) continue;
+      const int64_t n = smaller(run_.block_size, run_.count - begin);
+      pack_five(five_.block(k, run_.block_size), n, run_.codes + k * run_.block_nbytes);
+    }
   }
 
   // Of a block without a scale: 0, or the offset for every value; NaN leaves errors.
@@ -204,7 +223,7 @@ class EncodeLoop {
   uint8_t* errors_ = nullptr;
   const uint8_t* before_ = nullptr;
   uint64_t first_draw_ = 0;
-  [[no_unique_address]] FiveBufferOf<Code> five_;
+  [[no_unique_address]] BufferOf<Code, FiveBuffers> five_;
 };
 
 template <class C, class Code, bool kStochastic, Errors kErrors>
@@ -282,7 +301,7 @@ class DecodeLoop {
   }
 
   const DecodeRun<C>& run_;
-  [[no_unique_address]] FiveBufferOf<Code> five_;
+  [[no_unique_address]] BufferOf<Code, FiveBuffer> five_;
 };
 
 template <class C, class Code, bool kAdd>

@@ -9,8 +9,10 @@ COMMKERN_BEGIN_ISA
 using Digits = uint8_t __attribute__((vector_size(4 * kLanes)));
 inline constexpr int64_t kDigits = sizeof(Digits);
 
-// Bytes behind the n codes of a block that packing and unpacking may use.
-inline constexpr int64_t kFiveSlack = kDigits + 4;
+// Bytes behind a block's codes that packing takes for codes, and more that packing may
+// read and unpacking write.
+inline constexpr int64_t kFivePad = 8;
+inline constexpr int64_t kFiveSlack = kDigits + kFivePad;
 
 #if defined(__AVX512BW__)
 COMMKERN_INLINE __mmask64 first_bytes(int64_t n) { return ~uint64_t{0} >> (64 - n); }
@@ -69,15 +71,19 @@ COMMKERN_INLINE void for_digits(int64_t width, Fn fn) {
   if (width % kDigits != 0) fn(width - kDigits);
 }
 
-// `codes` has n codes and kFiveSlack bytes behind them, which change.
-COMMKERN_INLINE void pack_five(uint8_t* codes, int64_t n, uint8_t* out) {
+// Before pack_five(), at any time that is not right before.
+COMMKERN_INLINE void pad_five(uint8_t* codes, int64_t n) {
+  std::memset(codes + n, 0, kFivePad);
+}
+
+COMMKERN_INLINE void pack_five(const uint8_t* codes, int64_t n, uint8_t* out) {
   const int64_t width = five_packed_nbytes(n);
-  std::memset(codes + n, 0, 4);
   if (width < kDigits) return store_first(out, pack_digits(codes, width), width);
   for_digits(width,
              [&](int64_t j) { store(out + j, 0, pack_digits(codes + j, width)); });
 }
 
+// `codes` has room for n codes and kFiveSlack bytes.
 COMMKERN_INLINE void unpack_five(const uint8_t* in, int64_t n, uint8_t* codes) {
   const int64_t width = five_packed_nbytes(n);
   if (width < kDigits) return unpack_digits(load_first(in, width), codes, width);

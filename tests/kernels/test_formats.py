@@ -20,6 +20,7 @@ from tests.kernels.test_quantize import LARGEST, feedback_of, lengths_around
 
 from commkern import reference
 from commkern.formats import CODES, ROUNDINGS, Format
+from commkern.reference import codes
 
 
 def formats() -> Iterator[Format]:
@@ -189,3 +190,32 @@ def test_awkward_values(compiled: Any, fmt: Format, dtype: str) -> None:
             compare(compiled, "dequantize", nan_view=view, **decoding)
             parts = {"parts": [written["payload"], written["payload"]]}
             compare(compiled, "requantize_sum", **summing_case(fmt, case, 1) | parts)
+
+
+def values_and_ties(fmt: Format) -> np.ndarray:
+    """Every value of a code, every midpoint, and the fp32 numbers beside them."""
+    stored = np.arange(1 << fmt.bits)
+    if fmt.code == "symmetric":
+        stored -= 1 << (fmt.bits - 1)
+    values = codes.decode(stored, fmt, np.dtype(np.float32)).astype(np.float64)
+    values = np.unique(values[np.abs(values) <= fmt.largest])
+    middle = np.concatenate([values, (values[1:] + values[:-1]) / 2]).astype(np.float32)
+    sides = [np.nextafter(middle, np.float32(to)) for to in (-np.inf, np.inf)]
+    return np.clip(np.concatenate([middle, *sides]), -fmt.largest, fmt.largest)
+
+
+ABSMAX = [f for f in formats() if (f.scales, f.statistic) == ("compute", "absmax")]
+
+
+@pytest.mark.parametrize("fmt", ABSMAX, ids=name_of)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ties(compiled: Any, fmt: Format, dtype: str) -> None:
+    """Blocks whose scale is 1, so that every value is its own position."""
+    values = values_and_ties(fmt)
+    length = -(-values.size // (fmt.block_size - 1)) * (fmt.block_size - 1)
+    blocks = np.resize(values, length).reshape(-1, fmt.block_size - 1)
+    blocks = np.insert(blocks, 0, fmt.largest, axis=1)
+    case = format_case(fmt, dtype, [blocks.size])
+    case["input"] = np.pad(encode(blocks.reshape(-1), dtype), (3, 3))
+    written = compare(compiled, "quantize", **case)
+    compare(compiled, "dequantize", **decoding_case(fmt, case, written["payload"]))
