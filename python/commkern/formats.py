@@ -7,6 +7,7 @@ requantize_sum.
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 
@@ -178,6 +179,8 @@ class Format:
         _one_of("code", self.code, CODES)
         code = CODES[self.code]
         least, most = code.bits
+        for field in ("bits", "block_size", "rotation"):
+            _integer(field, getattr(self, field))
         if not least <= self.bits <= most:
             allowed = f"{least}" if least == most else f"{least} ... {most}"
             raise ValueError(
@@ -242,6 +245,13 @@ def check_block_size(block_size: int) -> None:
         raise ValueError(
             f"block_size must be a multiple of 8 in {least}..{most}, got {block_size}"
         )
+
+
+def _integer(field: str, value: Any) -> None:
+    try:
+        operator.index(value)
+    except TypeError:
+        raise TypeError(f"{field} must be an int, got {value!r}") from None
 
 
 def _one_of(field: str, value: Any, allowed: Any) -> None:

@@ -124,11 +124,12 @@ def _pieces(
     group: Group, dtype: str, owner: int, world_size: int, segment: int, segments: int
 ) -> Iterator[tuple[Member, int, int]]:
     granule = group.compressor.granule(dtype)
+    whole_shares = group.compressor.whole_shares
     for member in group.members:
         first, last = chunk_bounds(
             member.numel, granule, world_size, owner, member.parameter_id
         )
-        if group.compressor.whole_shares:
+        if whole_shares:
             mine = segment == member.parameter_id % segments
             begin, end = 0, (last - first) * mine
         else:

@@ -148,6 +148,13 @@ def test_roundings_of_codes(implementation: Any, kernel: str) -> None:
         refused(implementation, kernel, pattern, rounding=rounding, **fields)
 
 
+@pytest.mark.parametrize("field", ["bits", "block_size", "rotation"])
+@pytest.mark.parametrize("kernel", WITH_BLOCKS)
+def test_numbers_are_ints(implementation: Any, kernel: str, field: str) -> None:
+    with pytest.raises(TypeError, match=f"{field}.*int"):
+        getattr(implementation, kernel)(**cases()[kernel] | {field: 32.5})
+
+
 @pytest.mark.parametrize("block_size", [0, -16, 8, 12, 20, 100, 8200, 1 << 20])
 @pytest.mark.parametrize("kernel", WITH_BLOCKS)
 def test_block_size(implementation: Any, kernel: str, block_size: int) -> None:
