@@ -7,6 +7,7 @@ owners, chunks, messages or buckets must give the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from commkern import reference
 from commkern.compressors import Compressor, compressor
 from commkern.compressors.base import WHO_REDUCED, Operands
 from commkern.dtypes import dtype_name
+from commkern.layout import stages_of
 from commkern.spans import one_span
 from commkern.wire.crc import hash_text
 
@@ -37,24 +39,21 @@ def two_shot(
     """The result on every rank. ``residuals`` (fp32, one a rank) are updated: each with
     its own coding error, and the first also with the owners' error, wherever it is."""
     coder = compressor(coder)
-    dtype, numel = dtype_name(tensors[0].dtype), tensors[0].numel()
+    dtype, numel, size = dtype_name(tensors[0].dtype), tensors[0].numel(), len(tensors)
     spans = one_span(numel, parameter_id=hash_text(name))
-    payloads = []
-    for rank, tensor in enumerate(tensors):
-        payload = np.zeros(coder.body_nbytes(numel, dtype), np.uint8)
-        on = Operands(spans, dtype, seed, step, rank, _fed(residuals, rank))
-        call(coder.compress_calls(on, tensor.contiguous(), payload))
-        payloads.append(payload)
-    reduced = np.zeros_like(payloads[0])
-    on = Operands(spans, dtype, seed, step, WHO_REDUCED, _fed(residuals, 0))
-    call(coder.reduce_calls(on, payloads, reduced))
-    result = torch.empty(numel, dtype=tensors[0].dtype)
-    scale = 1.0 / len(tensors) if average else 1.0
-    call(
-        coder.decompress_calls(
-            on, reduced, result, scale=scale, world_size=len(tensors)
-        )
+    *payloads, reduced = (
+        np.zeros(coder.body_nbytes(numel, dtype), np.uint8) for _ in range(size + 1)
     )
+    whole = Operands(spans, dtype, seed, step, world_size=size)
+    for on in stages_of(coder, whole, reduced):
+        for rank, tensor in enumerate(tensors):
+            mine = replace(on, who=rank, residual=_fed(residuals, rank))
+            call(coder.compress_calls(mine, tensor.contiguous(), payloads[rank]))
+        owner = replace(on, who=WHO_REDUCED, residual=_fed(residuals, 0))
+        call(coder.reduce_calls(owner, payloads, reduced))
+    result = torch.empty(numel, dtype=tensors[0].dtype)
+    scale = 1.0 / size if average else 1.0
+    call(coder.decompress_calls(owner, reduced, result, scale=scale))
     return result.reshape(tensors[0].shape)
 
 

@@ -101,7 +101,6 @@ class Quantize(Compressor):
         scale: float = 1.0,
         nonfinite: Any = None,
         add: bool = False,
-        world_size: int = 1,
     ) -> list[KernelCall]:
         fields = self._format(on) | {"payload": payload, "output": output}
         fields |= {"scale": scale, "nonfinite": nonfinite}
