@@ -21,6 +21,7 @@ from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
     Cast,
     Compressor,
+    FixedPoint,
     Identity,
     Quantize,
     compressor,
@@ -54,6 +55,7 @@ __all__ = [
     "CompressionState",
     "Compressor",
     "ErrorFeedback",
+    "FixedPoint",
     "Identity",
     "MismatchError",
     "NonFiniteError",

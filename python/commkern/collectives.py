@@ -127,6 +127,7 @@ def all_reduce(
     if state is not None and not isinstance(state, ReduceState):
         raise TypeError(f"state must be a ReduceState, got {type(state).__name__}")
     runs = worker(group)
+    coder.check_world_size(runs.world_size)
     settings = Settings(
         op=operation,
         algorithm="two_shot" if deterministic else algorithm,

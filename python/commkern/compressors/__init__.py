@@ -12,11 +12,13 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 from commkern.compressors.cast import Cast, Identity
+from commkern.compressors.fixed_point import FixedPoint
 from commkern.compressors.quantize import Quantize
 
 __all__ = [
     "Cast",
     "Compressor",
+    "FixedPoint",
     "Identity",
     "Quantize",
     "compressor",

@@ -94,6 +94,10 @@ def check_word(name: str, value: int, bits: int) -> int:
 def check_blocks(bits: int, block_size: int) -> None:
     if bits not in SUPPORTED_BITS:
         raise ValueError(f"bits must be 4 or 8, got {bits}")
+    check_block_size(block_size)
+
+
+def check_block_size(block_size: int) -> None:
     if block_size % 8 or not 16 <= block_size <= 8192:
         raise ValueError(
             f"block_size must be a multiple of 8 in 16..8192, got {block_size}"
