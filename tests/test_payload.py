@@ -35,7 +35,7 @@ def test_a_valid_one_decodes() -> None:
 @pytest.mark.parametrize(
     ("compressor", "match"),
     [
-        ("quantise", "known: cast, identity, quantize"),
+        ("quantise", "known: cast, fixed_point, identity, quantize"),
         ("", "unknown compressor ''"),
         ("quantize:bits=5", "got 5"),
         ("quantize:bits=(identity)", "takes no compressor"),

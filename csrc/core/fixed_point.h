@@ -42,6 +42,12 @@ COMMKERN_HD C at_most(int32_t whole) {
   return bits_as<C>(static_cast<BitsOf<C>>(bits_as<BitsOf<C>>(nearest) - above));
 }
 
+// The biased exponent of the largest finite T, in T's compute type.
+template <class T>
+constexpr int32_t kTopExponent = ExponentOf<ComputeOf<T>>::kSpecial - 1;
+template <>
+constexpr int32_t kTopExponent<Half> = 142;
+
 // Numbers of one block: 0 <= |a| < 2^e, scale 2^(e - digits).
 template <class C>
 struct FixedScale {
@@ -52,10 +58,11 @@ struct FixedScale {
   bool finite;
 };
 
-// `exponent` is the biased one, `digits` 1 ... 31.
-template <class C>
-COMMKERN_HD FixedScale<C> fixed_scale(int32_t exponent, int32_t digits,
-                                      int32_t largest) {
+// For elements T. `exponent` is the biased one, `digits` 1 ... 31.
+template <class T>
+COMMKERN_HD FixedScale<ComputeOf<T>> fixed_scale(int32_t exponent, int32_t digits,
+                                                 int32_t largest) {
+  using C = ComputeOf<T>;
   using E = ExponentOf<C>;
   if (exponent >= E::kSpecial) {
     return {bits_as<C>(FloatBits<C>::kNan), C(0), C(1), C(0), false};
@@ -63,7 +70,7 @@ COMMKERN_HD FixedScale<C> fixed_scale(int32_t exponent, int32_t digits,
   constexpr int32_t kSmallest = 1 - E::kBias - E::kFractionBits;
   int32_t power = exponent + 1 - E::kBias - digits;
   power = power < kSmallest ? kSmallest : power;
-  if (exponent == E::kSpecial - 1) {  // 2^digits times the scale is no number
+  if (exponent == kTopExponent<T>) {  // 2^digits times the scale is no T
     const int32_t below = static_cast<int32_t>((uint32_t{1} << digits) - 1);
     largest = below < largest ? below : largest;
   }

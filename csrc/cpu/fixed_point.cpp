@@ -267,7 +267,7 @@ void quantize_span(const FixedQuantizeArgs& args, const Span& span, int64_t firs
   Coding<T> coding{args, span, streams, Draws(stream)};
   const uint8_t* exponents = args.exponents.data + span.earlier;
   for (int64_t block = first; block < last; ++block) {
-    const auto s = fixed_scale<C>(load<StoredExponent<C>>(exponents, block),
+    const auto s = fixed_scale<T>(load<StoredExponent<C>>(exponents, block),
                                   args.digits, args.largest);
     quantize_block<T, kBits, kStochastic, kFeedback>(coding, block, s);
   }
@@ -316,7 +316,7 @@ void dequantize_span(const FixedDequantizeArgs& args, const Span& span, int64_t 
     const int64_t begin = block * args.block_size;
     const int64_t n = smaller(args.block_size, span.length - begin);
     const int32_t exponent = load<StoredExponent<C>>(exponents, block);
-    const C scale = fixed_scale<C>(exponent, args.digits, 1).scale;
+    const C scale = fixed_scale<T>(exponent, args.digits, 1).scale;
     const uint8_t* codes = args.payload.data + span.body + begin * (kBits / 8);
     uint8_t* y = args.output.data + (span.offset + begin) * sizeof(T);
     const BitsOf<T> bits = dequantize_block<T, kBits, kAdd>(codes, scale, factor, y, n,

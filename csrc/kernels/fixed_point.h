@@ -15,8 +15,9 @@
 //          0 for zeros and denormals, K = 255 (fp64: 2047) where there is NaN or Inf
 //   s    = 2^(E + 1 - bias - digits), at least the smallest denormal (bias: 127, 1023)
 //   p    = a * (1 / s); where s < 2^-100: (a * 2^100) * (1 / (s * 2^100))
-//   p    clamped to +-largest; where E = K - 1 also to +-(2^digits - 1), so that every
-//        code * s is finite; a NaN counts as the upper end
+//   p    clamped to +-largest; where E is the exponent of the largest finite number of
+//        `dtype` also to +-(2^digits - 1), so that no rounding up leads to Inf; a NaN
+//        counts as the upper end
 //   nearest     code = rint(p), ties to even
 //   stochastic  f = floor(p); code = f + ((p - f) + u >= 1 ? 1 : 0)
 //   residual = float(a - code * s), or the old residual where that is not finite

@@ -93,6 +93,8 @@ def compress(
     body = data[section.offset : section.offset + section.nbytes]
     calls = [KernelCall("nonzero_check", flags)]
     for staged in stages_of(used, on, body):
+        begin = int(staged.spans[0]["body"])
+        body[max(0, begin - used.alignment(on.dtype)) : begin] = 0  # padding in between
         calls += used.compress_calls(staged, real, body)
     _run(calls)
     packed = replace(header, touched=(bool(touched[0]),)).pack()

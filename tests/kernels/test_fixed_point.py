@@ -308,7 +308,8 @@ def test_codes_are_the_nearest_in_exact_arithmetic(
         power = exponent + 1 - kind.bias - case["digits"]
         step = Fraction(2) ** max(power, 1 - kind.bias - kind.fraction_bits)
         top = min(case["largest"], 2 ** case["digits"] - 1)
-        most = top if exponent == kind.special - 1 else case["largest"]
+        highest = kind.bias + int(np.frexp(LARGEST[dtype])[1]) - 1
+        most = top if exponent == highest else case["largest"]
         code = exact_code(value, step, most)
         assert codes[index] == code, (index, value)
         with np.errstate(over="ignore"):

@@ -51,6 +51,7 @@ class _Exponents(NamedTuple):
 
 
 _F32 = _Exponents(23, 127, 255, np.dtype("u1"))
+_HALF_TOP = 142  # biased, of the largest fp16 numbers in fp32
 _F64 = _Exponents(52, 1023, 2047, np.dtype("<u2"))
 
 
@@ -114,11 +115,12 @@ def _scales(exponents: Bits, digits: int, dtype: np.dtype[Any]) -> Floats:
     return marked
 
 
-def _limits(exponents: Bits, settings: _Settings, dtype: np.dtype[Any]) -> Floats:
+def _limits(exponents: Bits, settings: _Settings, fmt: Format) -> Floats:
     """The largest code of each block, as a number of the compute type."""
-    kind = _F64 if dtype.itemsize == 8 else _F32
+    dtype = fmt.compute
+    top = _exponents_of(fmt).special - 1 if fmt.name != "float16" else _HALF_TOP
     below = min(settings.largest, 2**settings.digits - 1)
-    whole = np.where(exponents == kind.special - 1, below, settings.largest)
+    whole = np.where(exponents == top, below, settings.largest)
     nearest = whole.astype(dtype)
     above = nearest.astype(np.int64) > whole
     limits: Floats = np.where(above, np.nextafter(nearest, dtype.type(0)), nearest)
@@ -139,7 +141,7 @@ def _noise(row: Any, shape: tuple[int, int], settings: _Settings, dtype: Any) ->
 
 
 def _encode(
-    values: Floats, exponents: Bits, row: Any, settings: _Settings
+    values: Floats, exponents: Bits, row: Any, settings: _Settings, fmt: Format
 ) -> tuple[Bits, Floats, Bits]:
     """Codes of one span, the errors, and whether each element's block is finite."""
     number, length = values.dtype.type, values.size
@@ -147,7 +149,7 @@ def _encode(
     scales = _scales(exponents, settings.digits, values.dtype)[:, None]
     lift = np.where(scales < number(2.0**-100), number(2.0**100), number(1))
     p = (a * lift) * (number(1) / (scales * lift))
-    limits = _limits(exponents, settings, values.dtype)[:, None]
+    limits = _limits(exponents, settings, fmt)[:, None]
     p = np.where(p < limits, p, limits)
     p = np.where(p > -limits, p, -limits)
     if settings.stochastic:
@@ -297,7 +299,7 @@ def fixed_quantize(
             old = feedback.read(row)
             a = a + old.astype(fmt.compute)
         given = kind.read(agreed, int(row["earlier"]), length, block_size)
-        codes, error, finite = _encode(a, given, row, settings)
+        codes, error, finite = _encode(a, given, row, settings, fmt)
         raw = codes.astype(f"<i{bits // 8}").view(np.uint8)
         target[body : body + raw.size] = raw
         if feedback.present:
