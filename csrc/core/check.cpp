@@ -30,10 +30,6 @@ void check_rounding(Rounding rounding) {
   }
 }
 
-void check_bits(int32_t bits) {
-  if (bits != 4 && bits != 8) fail("bits: expected one of 4, 8, got ", bits);
-}
-
 void check_block_size(int32_t block_size) {
   if (block_size < 16 || block_size > 8192 || block_size % 8 != 0) {
     fail("block_size: expected a multiple of 8 in 16 ... 8192, got ", block_size);

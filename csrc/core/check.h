@@ -23,7 +23,6 @@ template <class... Parts>
 
 void check_dtype(const char* name, DType dtype);
 void check_rounding(Rounding rounding);
-void check_bits(int32_t bits);              // 4 or 8
 void check_block_size(int32_t block_size);  // multiple of 8 in 16 ... 8192
 
 // The rows' own fields: none negative, lengths that a buffer could hold.

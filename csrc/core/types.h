@@ -10,6 +10,18 @@ namespace commkern {
 enum class DType : int32_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
 enum class Rounding : int32_t { kNearest = 0, kStochastic = 1 };
 
+// The names of an enum's values, in order: what Python and plans call them.
+template <class Enum>
+struct NamesOf;
+template <>
+struct NamesOf<DType> {
+  static constexpr const char* kNames[] = {"float32", "float64", "float16", "bfloat16"};
+};
+template <>
+struct NamesOf<Rounding> {
+  static constexpr const char* kNames[] = {"nearest", "stochastic"};
+};
+
 // One contiguous run of one parameter's elements. Mirrored by commkern.spans.SPAN.
 struct Span {
   int64_t offset;         // first element in the data buffer

@@ -1,331 +1,401 @@
 #include "kernels/quantize.h"
 
-#include "cpu/quantize_block.h"
+#include "cpu/span_values.h"
+#include "cpu/statistics.h"
 #include "cpu/tables.h"
 #include "cpu/units.h"
 
 COMMKERN_BEGIN_ISA
 namespace {
 
-// ---- what is quantised: a block's element i, or lanes from i, in the compute type
-// ----
+// ---- where errors go ----
 
-template <class T>
-struct PlainSource {
-  const uint8_t* input;
-  COMMKERN_MEMBER ComputeOf<T> at(int64_t i) const { return load_compute<T>(input, i); }
-  COMMKERN_MEMBER Floats lanes(int64_t i) const { return load_floats<T>(input, i); }
-};
-
-template <class T>
-struct FeedbackSource {
-  const uint8_t* input;
-  const uint8_t* residual;
-  COMMKERN_MEMBER ComputeOf<T> at(int64_t i) const {
-    return load_compute<T>(input, i) +
-           static_cast<ComputeOf<T>>(load<float>(residual, i));
-  }
-  COMMKERN_MEMBER Floats lanes(int64_t i) const {
-    return load_floats<T>(input, i) + load_floats<float>(residual, i);
-  }
-};
-
-template <class C>
-struct BufferSource {
-  const C* values;
-  COMMKERN_MEMBER C at(int64_t i) const { return values[i]; }
-  COMMKERN_MEMBER Floats lanes(int64_t i) const {
-    return load_floats<float>(values, i);
-  }
-};
-
-// ---- where the error goes ----
-
-struct NoSink {
-  static constexpr bool kIgnores = true;
-  template <class E>
-  COMMKERN_MEMBER void put(int64_t, E) const {}
-  COMMKERN_MEMBER void keep(int64_t) const {}
-};
-
-struct WriteSink {
-  static constexpr bool kIgnores = false;
+// The residual of a span: written by quantize, added to by the owner's step.
+struct Feedback {
   ResidualSpan residual;
-  bool streams;  // past the cache; the address allows it
-
-  template <class C>
-  COMMKERN_MEMBER void put(int64_t i, C error) const {
-    const float kept = static_cast<float>(error);  // fp64 errors may not fit
-    store(residual.new_values, i,
-          is_finite(kept) ? kept : load<float>(residual.old_values, i));
-  }
-  COMMKERN_MEMBER void put(int64_t i, Floats error) const {
-    put_elements<float>(residual.new_values, i, error, streams);
-  }
-  // The block is not finite: the new residual is the old one.
-  COMMKERN_MEMBER void keep(int64_t n) const {
-    std::memmove(residual.new_values, residual.old_values, n * sizeof(float));
-  }
-};
-
-struct AddSink {
-  static constexpr bool kIgnores = false;
-  uint8_t* residual;
-
-  template <class C>
-  COMMKERN_MEMBER void put(int64_t i, C error) const {
-    const float before = load<float>(residual, i);
-    const float after = before + static_cast<float>(error);
-    store(residual, i, is_finite(after) ? after : before);
-  }
-  COMMKERN_MEMBER void put(int64_t i, Floats error) const {
-    const Floats before = load_floats<float>(residual, i);
-    const Floats after = before + error;
-    store_floats<float>(residual, i, choose(finite_mask(after), after, before));
-  }
-  COMMKERN_MEMBER void keep(int64_t) const {}
-};
-
-// ---- the blocks of a span ----
-
-template <class Args>
-COMMKERN_INLINE PhiloxStream stream_of(const Args& args, const Span& span) {
-  return {args.seed, span.parameter_id, args.step, args.stream};
-}
-
-// Draws are counted from the start of the parameter.
-COMMKERN_INLINE uint64_t first_draw_of(const Span& span, int64_t block,
-                                       int64_t block_size) {
-  return static_cast<uint64_t>(span.begin / block_size + block) *
-         ceil_div(block_size, 16);
-}
-
-template <int kValue>
-struct Int {
-  static constexpr int value = kValue;
-};
-template <class Fn>
-COMMKERN_INLINE void with_bits(int32_t bits, Fn fn) {
-  if (bits == 8) return fn(Int<8>{});
-  return fn(Int<4>{});
-}
-template <class Fn>
-COMMKERN_INLINE void with_rounding(Rounding rounding, Fn fn) {
-  if (rounding == Rounding::kStochastic) return fn(Int<1>{});
-  return fn(Int<0>{});
-}
-
-// Blocks are worked on a few at a time, so that one's divisions pass while another's
-// codes are made; more at once makes the traffic to memory uneven (measured).
-constexpr int64_t kMaxBatch = 8;
-constexpr int64_t kBatchElements = 512;
-
-// `Blocks` gives, for a block's number: first_look and second_look (Sources of equal
-// values) and sink.
-template <class C, int kBits, bool kStochastic, class Args, class Blocks>
-COMMKERN_INLINE void quantize_blocks(const Args& args, const Span& span,
-                                     BlockRange range, const Blocks& blocks) {
-  const BodyLayout layout(args, span);
-  const int64_t block_size = layout.block_size;
-  const int64_t fitting = kBatchElements / block_size;
-  const int64_t batch = smaller(fitting < 1 ? 1 : fitting, kMaxBatch);
-  uint8_t* body = args.payload.data + span.body;
-  Draws draws(stream_of(args, span));
-  C absmax[kMaxBatch];
-  const auto length = [&](int64_t block) {
-    return smaller(block_size, span.length - block * block_size);
-  };
-  for (int64_t first = range.first; first < range.last; first += batch) {
-    const int64_t last = smaller(first + batch, range.last);
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t n = length(block);
-      absmax[block - first] = block_absmax<C>(blocks.first_look(block, n), n);
-    }
-    for (int64_t block = first; block < last; ++block) {
-      const BlockOut out{body + layout.scale_at(block), body + layout.codes_at(block),
-                         first_draw_of(span, block, block_size)};
-      quantize_block<C, kBits, kStochastic>(blocks.second_look(block),
-                                            blocks.sink(block), absmax[block - first],
-                                            length(block), out, draws);
-    }
-  }
-}
-
-template <class T>
-struct PlainBlocks {
-  const uint8_t* input;  // of the span
-  int64_t block_size;
-
-  COMMKERN_MEMBER PlainSource<T> second_look(int64_t block) const {
-    return {input + block * block_size * static_cast<int64_t>(sizeof(T))};
-  }
-  COMMKERN_MEMBER PlainSource<T> first_look(int64_t block, int64_t) const {
-    return second_look(block);
-  }
-  COMMKERN_MEMBER NoSink sink(int64_t) const { return {}; }
-};
-
-template <class T>
-struct FeedbackBlocks {
-  PlainBlocks<T> plain;
-  ResidualSpan residual;
+  Errors mode;
   bool streams;
 
-  COMMKERN_MEMBER ResidualSpan of(int64_t block) const {
-    return residual.from(block * plain.block_size);
+  // Errors of an fp64 block go through a buffer: in fp32 they may not be finite.
+  COMMKERN_MEMBER void put(int64_t first, int64_t n, const double* errors) const {
+    const ResidualSpan here = residual.from(first);
+    const bool adds = mode == Errors::kAdd;
+    for (int64_t i = 0; i < n; ++i) {
+      const float before = load<float>(adds ? here.new_values : here.old_values, i);
+      const float error = static_cast<float>(errors[i]);
+      const float after = adds ? before + error : error;
+      store(here.new_values, i, is_finite(after) ? after : before);
+    }
   }
-  COMMKERN_MEMBER FeedbackSource<T> second_look(int64_t block) const {
-    return {plain.second_look(block).input, of(block).old_values};
-  }
-  COMMKERN_MEMBER FeedbackSource<T> first_look(int64_t block, int64_t) const {
-    return second_look(block);
-  }
-  COMMKERN_MEMBER WriteSink sink(int64_t block) const {
-    const ResidualSpan here = of(block);
-    return {here, streams && can_stream(here.new_values)};
+
+  // The block is not finite: what was there stays.
+  COMMKERN_MEMBER void keep(int64_t first, int64_t n) const {
+    const ResidualSpan here = residual.from(first);
+    if (mode == Errors::kAdd) return;
+    std::memmove(here.new_values, here.old_values, n * sizeof(float));
   }
 };
 
-template <class T, int kBits, bool kStochastic>
-void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange range,
-                   bool streams) {
-  using C = ComputeOf<T>;
-  const PlainBlocks<T> plain{args.input.data + span.offset * sizeof(T),
-                             args.block_size};
-  const ResidualSpan residual = residual_of(args.residual, span);
-  if (residual) {
-    const FeedbackBlocks<T> blocks{plain, residual, streams};
-    quantize_blocks<C, kBits, kStochastic>(args, span, range, blocks);
-  } else {
-    quantize_blocks<C, kBits, kStochastic>(args, span, range, plain);
+// ---- one span's way from values to codes ----
+
+template <class C, class Values>
+class SpanEncoder {
+ public:
+  template <class Args>
+  SpanEncoder(const Args& args, const Span& span, const Values& values,
+              const Feedback& feedback, const Coder<C>& coder)
+      : format_(args.format),
+        span_(span),
+        values_(values),
+        feedback_(feedback),
+        coder_(coder),
+        layout_(args.format, args.dtype, span.length),
+        body_(args.payload.data + span.body),
+        mode_(is_same<C, double> && feedback.residual ? Errors::kWrite : feedback.mode),
+        first_block_(span.begin / args.format.block_size),
+        draws_per_block_(ceil_div(args.format.block_size, 16)),
+        draws_({args.seed, span.parameter_id, args.step, args.stream}) {}
+
+  // The head, which all blocks have a part in.
+  void encode_head() {
+    const Format& f = format_;
+    if (f.scales != Scales::kSpan) {
+      return store(body_, 0, span_head(f, absmax_of_span(true)));
+    }
+    const C absmax = absmax_of_span(false);
+    if (!is_finite(absmax)) return store_head(bits_as<C>(FloatBits<C>::kNan), C(0));
+    switch (f.statistic) {
+      case Statistic::kAbsmax: return store_span_scale(absmax / largest(), absmax);
+      case Statistic::kConstant:
+        return store_head(absmax == 0 ? C(0) : static_cast<C>(f.constant), C(0));
+      case Statistic::kRange: return encode_span_range();
+      default: break;
+    }
+    const C q = normaliser(absmax);
+    TileTree<C> tree;
+    each(kTile, [&](int64_t, int64_t n, const uint8_t* a) {
+      tree.add(tile_sum(f.statistic, a, n, q));
+    });
+    store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
   }
+
+  void encode_blocks(int64_t first, int64_t last) {
+    if (has_head(format_)) head_ = load<C>(body_, 0);
+    const int64_t unit = unit_of(format_);
+    const int64_t batch = kBatchElements / unit * unit;
+    const int64_t begin = first * unit, end = smaller(last * unit, span_.length);
+    for (int64_t i = begin; i < end; i += batch > 0 ? batch : unit) {
+      encode_batch(i, smaller(batch > 0 ? batch : unit, end - i));
+    }
+  }
+
+ private:
+  COMMKERN_MEMBER C largest() const { return static_cast<C>(largest_value(format_)); }
+
+  // fn(first, n, values) over the whole span, `step` elements at a time.
+  template <class Fn>
+  COMMKERN_MEMBER void each(int64_t step, Fn fn) {
+    for (int64_t i = 0; i < span_.length; i += step) {
+      const int64_t n = smaller(step, span_.length - i);
+      fn(i, n, values_.get(i, n, values_buffer_));
+    }
+  }
+
+  C absmax_of_span(bool skip_nonfinite) {
+    C most = 0;
+    each(unit_of(format_), [&](int64_t, int64_t n, const uint8_t* a) {
+      for (int64_t i = 0; i < n; i += format_.block_size) {
+        const C absmax = absmax_of<C>(a + i * static_cast<int64_t>(sizeof(C)),
+                                      smaller(format_.block_size, n - i));
+        if (skip_nonfinite && !is_finite(absmax)) continue;
+        if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
+      }
+    });
+    return most;
+  }
+
+  void encode_span_range() {
+    C least = 0, most = 0;
+    each(unit_of(format_), [&](int64_t first, int64_t n, const uint8_t* a) {
+      const ValueRange<C> range = range_of<C>(a, n);
+      least = first == 0 || range.least < least ? range.least : least;
+      most = first == 0 || range.most > most ? range.most : most;
+    });
+    const Ranged ranged = scale_of_range({least, most});
+    store_head(ranged.stored, ranged.offset);
+  }
+
+  void store_head(C stored, C offset) {
+    store(body_, 0, stored);
+    if (has_offsets(format_)) store(body_, 1, offset);
+  }
+  void store_span_scale(C wanted, C absmax) {
+    const uint64_t bits = encode_scale(format_, wanted, absmax, C(1));
+    store_head(bits_as<C>(static_cast<BitsOf<C>>(bits)), C(0));
+  }
+
+  // A block's scale (negative: halved) and offset, as stored.
+  struct Ranged {
+    C stored, offset;
+    uint64_t scale_bits, offset_bits;
+  };
+  Ranged scale_of_range(ValueRange<C> range) const {
+    const Format& f = format_;
+    uint64_t offset_bits = encode_offset(f.scales, range.least, head_);
+    C offset = decode_offset(f.scales, offset_bits, head_);
+    C difference = range.most - offset;
+    const bool halved = !is_finite(difference);
+    if (halved) {
+      offset_bits = encode_offset(f.scales, range.least * C(0.5), head_);
+      offset = decode_offset(f.scales, offset_bits, head_);
+      difference = range.most * C(0.5) - offset;
+    }
+    uint64_t bits = encode_scale(f, difference / largest(), C(0), head_);
+    if (halved) bits |= uint64_t{1} << (8 * layout_.scale_nbytes - 1);
+    return {decode_scale(f.scales, bits, head_), offset, bits, offset_bits};
+  }
+
+  COMMKERN_MEMBER void store_bits(int64_t at, uint64_t bits) {
+    switch (layout_.scale_nbytes) {
+      case 1: body_[at] = static_cast<uint8_t>(bits); return;
+      case 2: return store(body_ + at, 0, static_cast<uint16_t>(bits));
+      default: return store(body_ + at, 0, static_cast<BitsOf<C>>(bits));
+    }
+  }
+
+  // Makes and stores the scale of a block with values `a`.
+  COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const uint8_t* a,
+                                                   int64_t n, C absmax) {
+    const Format& f = format_;
+    if (!is_finite(absmax)) {
+      store_bits(layout_.scale_at(block), nan_scale_bits<C>(f.scales));
+      if (has_offsets(f)) store_bits(layout_.offset_at(block), 0);
+      return block_scale(f, bits_as<C>(FloatBits<C>::kNan), C(0));
+    }
+    if (f.statistic == Statistic::kRange) {
+      const Ranged ranged = scale_of_range(range_of<C>(a, n));
+      store_bits(layout_.scale_at(block), ranged.scale_bits);
+      store_bits(layout_.offset_at(block), ranged.offset_bits);
+      return block_scale(f, ranged.stored, ranged.offset);
+    }
+    C wanted = absmax / largest();
+    if (f.statistic != Statistic::kAbsmax && absmax > 0) {
+      const C q = normaliser(absmax);
+      wanted = wanted_of_sum(f, sum_of(f.statistic, a, n, q), n, q);
+    }
+    const uint64_t bits = encode_scale(f, wanted, absmax, head_);
+    store_bits(layout_.scale_at(block), bits);
+    return block_scale(f, decode_scale(f.scales, bits, head_), C(0));
+  }
+
+  COMMKERN_MEMBER BlockScale<C> span_scale() const {
+    const C offset = has_offsets(format_) ? load<C>(body_, 1) : C(0);
+    return block_scale(format_, head_, offset);
+  }
+
+  void encode_scales(int64_t first_block, const uint8_t* a, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; ++count, i += block_size) {
+      const uint8_t* block = a + i * static_cast<int64_t>(sizeof(C));
+      absmax_[count] = absmax_of<C>(block, smaller(block_size, n - i));
+    }
+    if (format_.scales == Scales::kSpan) {
+      const BlockScale<C> s = span_scale();
+      for (int64_t k = 0; k < count; ++k) scales_[k] = s;
+    } else if (format_.scales == Scales::kCompute &&
+               format_.statistic == Statistic::kAbsmax) {
+      encode_plain_scales(first_block, count);
+    } else {
+      for (int64_t k = 0; k < count; ++k) {
+        const int64_t i = k * block_size;
+        scales_[k] =
+            encode_block_scale(first_block + k, a + i * static_cast<int64_t>(sizeof(C)),
+                               smaller(block_size, n - i), absmax_[k]);
+      }
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      ordinary_[k] = is_ordinary(scales_[k], absmax_[k]);
+    }
+  }
+
+  // The commonest scales, without asking each time what they are.
+  COMMKERN_MEMBER void encode_plain_scales(int64_t first_block, int64_t count) {
+    const Format plain{.code = format_.code, .bits = format_.bits};
+    uint8_t* stored = body_ + layout_.scale_at(first_block);
+    const C most = largest();
+    for (int64_t k = 0; k < count; ++k) {
+      const C absmax = absmax_[k];
+      C s = absmax / most;
+      if (!is_finite(s * most)) {
+        s = is_finite(absmax) ? next_below(s) : bits_as<C>(FloatBits<C>::kNan);
+      }
+      store(stored, k, s);
+      scales_[k] = block_scale(plain, s, C(0));
+    }
+  }
+
+  // No value of the block lies outside what the codes reach but by rounding.
+  COMMKERN_MEMBER bool is_ordinary(const BlockScale<C>& s, C absmax) const {
+    if (s.lift != 1 || s.halved) return false;
+    if (format_.code != Code::kSymmetric) return true;
+    return absmax * s.reciprocal <= largest() * C(1 + 0x1p-20);
+  }
+
+  void encode_batch(int64_t first, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    const int64_t first_block = first / block_size;
+    const uint8_t* a = values_.get(first, n, values_buffer_);
+    encode_scales(first_block, a, n);
+    uint8_t* const errors = errors_at(first);
+    const EncodeRun<C> run{a,
+                           errors,
+                           feedback_.streams && can_stream(errors),
+                           n,
+                           block_size,
+                           scales_,
+                           ordinary_,
+                           body_ + layout_.codes_at(first_block),
+                           layout_.block_nbytes,
+                           (first_block_ + first_block) * draws_per_block_,
+                           format_.bits,
+                           draws_};
+    coder_.encode[static_cast<int>(mode_)](run);
+    if (feedback_.residual) finish_errors(first, n);
+  }
+
+  // Where errors of elements from `first` on go.
+  COMMKERN_MEMBER uint8_t* errors_at(int64_t first) {
+    if (!feedback_.residual) return nullptr;
+    if (is_same<C, double>) return reinterpret_cast<uint8_t*>(errors_buffer_);
+    return feedback_.residual.from(first).new_values;
+  }
+
+  COMMKERN_MEMBER void finish_errors(int64_t first, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
+      const int64_t length = smaller(block_size, n - i);
+      if (!is_finite(scales_[k].scale)) {
+        feedback_.keep(first + i, length);
+      } else if constexpr (is_same<C, double>) {
+        feedback_.put(first + i, length, errors_buffer_ + i);
+      }
+    }
+  }
+
+  const Format& format_;
+  const Span& span_;
+  const Values& values_;
+  const Feedback& feedback_;
+  const Coder<C>& coder_;
+  const BodyLayout layout_;
+  uint8_t* const body_;
+  const Errors mode_;  // of the encoding loop
+  const int64_t first_block_, draws_per_block_;
+  Draws draws_;
+  C head_ = 1;
+  BlockScale<C> scales_[kMaxBlocks];
+  bool ordinary_[kMaxBlocks];
+  C absmax_[kMaxBlocks];
+  alignas(64) C values_buffer_[kMaxUnit];
+  alignas(64) C errors_buffer_[is_same<C, double> ? kMaxUnit : 1];
+};
+
+// with_encoder(span, fn): fn(encoder) for that span.
+template <class Args, class WithEncoder>
+COMMKERN_INLINE void encode_spans(const Args& args, WithEncoder with_encoder) {
+  if (has_head(args.format)) {
+    for_units(args.spans, kWholeSpan, [&](int64_t, const Span& span, int64_t, int64_t) {
+      with_encoder(span, [](auto& encoder) { encoder.encode_head(); });
+    });
+  }
+  for_units(args.spans, unit_of(args.format),
+            [&](int64_t, const Span& span, int64_t first, int64_t last) {
+              with_encoder(span,
+                           [&](auto& encoder) { encoder.encode_blocks(first, last); });
+            });
+}
+
+template <class T>
+void quantize_typed(const QuantizeArgs& args) {
+  using C = ComputeOf<T>;
+  const Coder<C> coder = coder_of<C>(args.format, args.rounding);
+  const bool streams = streams_residual(args.residual, args.spans);
+  encode_spans(args, [&](const Span& span, auto fn) {
+    const ResidualSpan residual = residual_of(args.residual, span);
+    const Feedback feedback{residual, residual ? Errors::kWrite : Errors::kNone,
+                            streams};
+    const InputValues<T> values{args.input.data + span.offset * sizeof(T),
+                                residual.old_values};
+    SpanEncoder<C, InputValues<T>> encoder(args, span, values, feedback, coder);
+    fn(encoder);
+  });
+}
+
+template <class C>
+void requantize_typed(const RequantizeSumArgs& args) {
+  const Coder<C> coder = coder_of<C>(args.format, args.rounding);
+  encode_spans(args, [&](const Span& span, auto fn) {
+    const ResidualSpan residual = residual_of(args.residual, span);
+    const Feedback feedback{residual, residual ? Errors::kAdd : Errors::kNone, false};
+    const BodyLayout layout(args.format, args.dtype, span.length);
+    const SumValues<C> values{args.parts, args.format, span.body, layout, coder};
+    SpanEncoder<C, SumValues<C>> encoder(args, span, values, feedback, coder);
+    fn(encoder);
+  });
 }
 
 // ---- decoding ----
 
-template <class T, int kBits, bool kAdd>
-COMMKERN_INLINE void dequantize_block(const uint8_t* codes, ComputeOf<T> scale,
-                                      ComputeOf<T> factor, uint8_t* output, int64_t n,
-                                      bool streams) {
-  using C = ComputeOf<T>;
+template <class T, bool kAdd>
+COMMKERN_INLINE void put_values(const ComputeOf<T>* values, int64_t n,
+                                uint8_t* output) {
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
     for (; i + kLanes <= n; i += kLanes) {
-      Floats y = decode_lanes<kBits>(codes, i, scale) * factor;
+      Floats y = load_floats<float>(values, i);
       if constexpr (kAdd) y = load_floats<T>(output, i) + y;
-      put_elements<T>(output, i, narrow<T>(y), streams);
+      store_floats<T>(output, i, y);
     }
   }
   for (; i < n; ++i) {
-    C y = decode<C, kBits>(codes, i, scale) * factor;
+    ComputeOf<T> y = values[i];
     if constexpr (kAdd) y = load_compute<T>(output, i) + y;
     store(output, i, convert<T>(y));
   }
 }
 
-template <class T, int kBits, bool kAdd>
-void dequantize_span(const DequantizeArgs& args, const Span& span, int64_t row,
-                     BlockRange blocks, bool streams) {
+template <class T, bool kAdd>
+void dequantize_typed(const DequantizeArgs& args) {
   using C = ComputeOf<T>;
-  const BodyLayout layout(args, span);
-  const uint8_t* body = args.payload.data + span.body;
-  uint8_t* output = args.output.data + span.offset * sizeof(T);
+  const Format& f = args.format;
+  const Coder<C> coder = coder_of<C>(f, Rounding::kStochastic);
+  const bool streams = !kAdd && streams_past_cache<T>(args.spans);
   const C factor = static_cast<C>(args.scale);
-  bool finite = true;
-  for (int64_t block = blocks.first; block < blocks.last; ++block) {
-    const int64_t begin = block * layout.block_size;
-    const int64_t n = smaller(layout.block_size, span.length - begin);
-    const C scale = load<C>(body + layout.scale_at(block), 0);
-    finite = finite && is_finite(scale);
-    uint8_t* y = output + begin * sizeof(T);
-    dequantize_block<T, kBits, kAdd>(body + layout.codes_at(block), scale, factor, y, n,
-                                     streams && can_stream(y));
-  }
-  if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
-}
-
-template <bool kAdd>
-void dequantize_any(const DequantizeArgs& args) {
-  with_dtype(args.dtype, [&]<class T>(Tag<T>) {
-    const bool streams = !kAdd && streams_past_cache<T>(args.spans);
-    with_bits(args.bits, [&](auto bits) {
-      for_units(args.spans, args.block_size,
-                [&](int64_t row, const Span& span, int64_t first, int64_t last) {
-                  dequantize_span<T, bits.value, kAdd>(args, span, row, {first, last},
-                                                       streams);
-                });
-    });
-  });
-}
-
-// ---- the owner's step ----
-
-template <class C, int kBits>
-COMMKERN_INLINE void sum_block(const Parts& parts, int64_t scale_at, int64_t codes_at,
-                               C* acc, int64_t n) {
-  for (int64_t rank = 0; rank < parts.count; ++rank) {
-    const uint8_t* part = parts.rows[rank].data;
-    const C scale = load<C>(part + scale_at, 0);
-    const uint8_t* codes = part + codes_at;
-    int64_t i = 0;
-    if constexpr (kHasVectors<C>) {
-      for (; i + kLanes <= n; i += kLanes) {
-        const Floats value = decode_lanes<kBits>(codes, i, scale);
-        const Floats sum = rank == 0 ? value : load_floats<float>(acc, i) + value;
-        store_floats<float>(acc, i, sum);
+  const auto body = [&](int64_t row, const Span& span, int64_t first, int64_t last) {
+    const int64_t unit = unit_of(f);
+    const int64_t batch = unit < kBatchElements ? kBatchElements / unit * unit : unit;
+    const int64_t end = smaller(last * unit, span.length);
+    const BodyLayout layout(f, args.dtype, span.length);
+    const StoredScales<C> stored(f, layout, args.payload.data + span.body);
+    alignas(64) C buffer[kMaxUnit];
+    bool finite = true;
+    for (int64_t i = first * unit; i < end; i += batch) {
+      const int64_t n = smaller(batch, end - i);
+      uint8_t* y = args.output.data + (span.offset + i) * sizeof(T);
+      if constexpr (is_same<T, C>) {
+        finite &= decode_blocks(stored, coder.decode[kAdd], i / f.block_size, n, factor,
+                                y, streams && can_stream(y));
+      } else {
+        auto* values = reinterpret_cast<uint8_t*>(buffer);
+        finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, factor,
+                                values, false);
+        put_values<T, kAdd>(buffer, n, y);
       }
     }
-    for (; i < n; ++i) {
-      const C value = decode<C, kBits>(codes, i, scale);
-      acc[i] = rank == 0 ? value : acc[i] + value;
-    }
-  }
-}
-
-// The sums of the blocks in work, each in a slot of `acc`.
-template <class C, int kBits, class MakeSink>
-struct SumBlocks {
-  const RequantizeSumArgs& args;
-  const Span& span;
-  BodyLayout layout;
-  MakeSink make_sink;
-  C* acc;
-  int64_t slots;
-
-  COMMKERN_MEMBER C* slot(int64_t block) const {
-    return acc + block % slots * layout.block_size;
-  }
-  COMMKERN_MEMBER BufferSource<C> second_look(int64_t block) const {
-    return {slot(block)};
-  }
-  COMMKERN_MEMBER BufferSource<C> first_look(int64_t block, int64_t n) const {
-    sum_block<C, kBits>(args.parts, span.body + layout.scale_at(block),
-                        span.body + layout.codes_at(block), slot(block), n);
-    return second_look(block);
-  }
-  COMMKERN_MEMBER auto sink(int64_t block) const {
-    return make_sink(block * layout.block_size);
-  }
-};
-
-template <class C, int kBits, bool kStochastic>
-void requantize_span(const RequantizeSumArgs& args, const Span& span,
-                     BlockRange range) {
-  constexpr int64_t kLargestBlock = 8192;
-  alignas(64) C acc[kLargestBlock];
-  const int64_t slots = smaller(kLargestBlock / args.block_size, kMaxBatch);
-  const BodyLayout layout(args, span);
-  const ResidualSpan residual = residual_of(args.residual, span);
-  const auto run = [&](auto make_sink) {
-    const SumBlocks<C, kBits, decltype(make_sink)> blocks{args,      span, layout,
-                                                          make_sink, acc,  slots};
-    quantize_blocks<C, kBits, kStochastic>(args, span, range, blocks);
+    if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
   };
-  if (residual) {
-    run([&](int64_t begin) { return AddSink{residual.from(begin).new_values}; });
-  } else {
-    run([](int64_t) { return NoSink{}; });
-  }
+  for_units(args.spans, unit_of(f), body);
 }
 
 }  // namespace
@@ -333,38 +403,20 @@ void requantize_span(const RequantizeSumArgs& args, const Span& span,
 // ---- entries ----
 
 void quantize(const QuantizeArgs& args, void*) {
-  const bool streams = streams_residual(args.residual, args.spans);
-  with_dtype(args.dtype, [&]<class T>(Tag<T>) {
-    with_bits(args.bits, [&](auto bits) {
-      with_rounding(args.rounding, [&](auto stochastic) {
-        for_units(args.spans, args.block_size,
-                  [&](int64_t, const Span& span, int64_t first, int64_t last) {
-                    quantize_span<T, bits.value, stochastic.value>(
-                        args, span, {first, last}, streams);
-                  });
-      });
-    });
-  });
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) { quantize_typed<T>(args); });
 }
 
-void dequantize(const DequantizeArgs& args, void*) { dequantize_any<false>(args); }
+void dequantize(const DequantizeArgs& args, void*) {
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) { dequantize_typed<T, false>(args); });
+}
 
-void dequantize_add(const DequantizeArgs& args, void*) { dequantize_any<true>(args); }
+void dequantize_add(const DequantizeArgs& args, void*) {
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) { dequantize_typed<T, true>(args); });
+}
 
 void requantize_sum(const RequantizeSumArgs& args, void*) {
-  const auto run = [&]<class C>(Tag<C>) {
-    with_bits(args.bits, [&](auto bits) {
-      with_rounding(args.rounding, [&](auto stochastic) {
-        for_units(args.spans, args.block_size,
-                  [&](int64_t, const Span& span, int64_t first, int64_t last) {
-                    requantize_span<C, bits.value, stochastic.value>(args, span,
-                                                                     {first, last});
-                  });
-      });
-    });
-  };
-  if (args.dtype == DType::kFloat64) return run(Tag<double>{});
-  run(Tag<float>{});
+  if (args.dtype == DType::kFloat64) return requantize_typed<double>(args);
+  requantize_typed<float>(args);
 }
 
 COMMKERN_END_ISA

@@ -15,6 +15,10 @@
 
 COMMKERN_BEGIN_ISA
 
+// Codes go to and from memory kParts vectors at once, kWhole lanes: such a group of any
+// width begins and ends on a byte.
+inline constexpr int kWhole = kLanes * kParts;
+
 COMMKERN_INLINE Floats broadcast(float x) { return Floats{} + x; }
 COMMKERN_INLINE Ints broadcast_bits(uint32_t x) {
   return Ints{} + static_cast<int32_t>(x);
@@ -33,6 +37,7 @@ COMMKERN_INLINE Ints magnitude_of(Floats x) {
 }
 
 COMMKERN_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+COMMKERN_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 
 // Per lane `mask` (all ones or all zeros).
 COMMKERN_INLINE Floats choose(Ints mask, Floats yes, Floats no) {

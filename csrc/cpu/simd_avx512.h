@@ -8,11 +8,12 @@
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 
-#include "cpu/elements.h"
+#include "cpu/words.h"
 
 COMMKERN_BEGIN_ISA
 
 inline constexpr int kLanes = 16;
+inline constexpr int kParts = 1;
 using Floats = float __attribute__((vector_size(64)));
 using Ints = int32_t __attribute__((vector_size(64)));
 using Words = uint32_t __attribute__((vector_size(64)));
@@ -55,29 +56,74 @@ COMMKERN_INLINE Halves narrow_half(Floats x) {
   return (h & 0x7fff) > 0x7c00 ? (h & 0x8000) | 0x7e00 : h;
 }
 
+// The low kBits of sixteen bytes, pushed together into each half's low kBits bytes:
+// pairs and fours by multiply-add, then the two dwords of a half.
 template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
-  const __m128i bytes = _mm512_cvtepi32_epi8(bits_as<__m512i>(codes));
-  if constexpr (kBits == 8) {
-    store(out, 0, bytes);
-  } else {
-    const __m128i nibbles = _mm_and_si128(bytes, _mm_set1_epi8(15));
-    const __m128i pairs = _mm_maddubs_epi16(nibbles, _mm_set1_epi16(0x1001));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(pairs, pairs));
-  }
+COMMKERN_INLINE __m128i squeeze_bytes(__m128i bytes) {
+  const __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi16(1 | 1 << (8 + kBits)), bytes);
+  const __m128i fours =
+      _mm_madd_epi16(pairs, _mm_set1_epi32(1 | 1 << (16 + 2 * kBits)));
+  const __m128i second = _mm_srli_epi64(fours, 32 - 4 * kBits);
+  const __m128i low = _mm_set1_epi64x((int64_t{1} << (4 * kBits)) - 1);
+  return _mm_ternarylogic_epi64(fours, second, low, 0xe4);  // low ? fours : second
 }
 
 template <int kBits>
-COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
-  if constexpr (kBits == 8) {
-    return bits_as<Ints>(_mm512_cvtepi8_epi32(load<__m128i>(in, 0)));
+COMMKERN_INLINE void store_group(uint8_t* out, const Ints (&codes)[kParts]) {
+  const __m512i all = bits_as<__m512i>(codes[0]);
+  if constexpr (kBits == 1) {
+    store(out, 0, _mm512_test_epi32_mask(all, _mm512_set1_epi32(1)));
+  } else if constexpr (kBits == 8) {
+    store(out, 0, _mm512_cvtepi32_epi8(all));
   } else {
-    const __m512i words =
-        _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(in)));
-    const __m512i high = _mm512_slli_epi64(words, 56);
-    const __m512i low = _mm512_slli_epi64(words, 28);
-    return bits_as<Ints>(_mm512_srai_epi32(_mm512_or_si512(high, low), 28));
+    const __m128i mask = _mm_set1_epi8((1 << kBits) - 1);
+    const __m128i bytes = _mm_and_si128(_mm512_cvtepi32_epi8(all), mask);
+    const __m128i halves = squeeze_bytes<kBits>(bytes);
+    store_exactly<kBits>(out, _mm_cvtsi128_si64(halves));
+    store_exactly<kBits>(out + kBits, _mm_extract_epi64(halves, 1));
   }
+}
+
+// Each lane gets the two bytes that its code lies in, moves the code to the top, and
+// back down with its sign or with zeros.
+template <int kBits, bool kSigned>
+COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
+  if constexpr (kBits == 8) {
+    const __m128i bytes = load<__m128i>(in, 0);
+    codes[0] = bits_as<Ints>(kSigned ? _mm512_cvtepi8_epi32(bytes)
+                                     : _mm512_cvtepu8_epi32(bytes));
+    return;
+  }
+  Ints words, up;
+  if constexpr (kBits <= 2) {
+    words = bits_as<Ints>(
+        _mm512_set1_epi32(static_cast<int32_t>(load_exactly<2 * kBits>(in))));
+    for (int j = 0; j < kLanes; ++j) up[j] = 32 - kBits - j * kBits;
+  } else {
+    Ints pick;
+    for (int j = 0; j < kLanes; ++j) {
+      const int byte = j * kBits / 8;
+      pick[j] = static_cast<int32_t>(0x80800000u | (byte + 1) << 8 | byte);
+      up[j] = 32 - kBits - j * kBits % 8;
+    }
+    const __m128i bytes = _mm_maskz_loadu_epi8((1u << (2 * kBits)) - 1, in);
+    words = bits_as<Ints>(
+        _mm512_shuffle_epi8(_mm512_broadcast_i32x4(bytes), bits_as<__m512i>(pick)));
+  }
+  const __m512i top = _mm512_sllv_epi32(bits_as<__m512i>(words), bits_as<__m512i>(up));
+  codes[0] = bits_as<Ints>(kSigned ? _mm512_srai_epi32(top, 32 - kBits)
+                                   : _mm512_srli_epi32(top, 32 - kBits));
+}
+
+// table[index] of each lane.
+COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
+  return bits_as<Ints>(_mm512_i32gather_epi32(bits_as<__m512i>(index), table, 4));
+}
+COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
+  return _mm512_i32gather_ps(bits_as<__m512i>(index), table, 4);
+}
+COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
+  return _mm512_permutexvar_ps(bits_as<__m512i>(index), load<__m512>(table, 0));
 }
 
 COMMKERN_INLINE void stream(void* out, Floats x) {

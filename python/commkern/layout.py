@@ -139,7 +139,11 @@ def _pieces(
         first, last = chunk_bounds(
             member.numel, granule, world_size, owner, member.parameter_id
         )
-        begin, end = chunk_bounds(last - first, granule, segments, segment)
+        if group.compressor.whole_shares:
+            mine = segment == member.parameter_id % segments
+            begin, end = 0, (last - first) * mine
+        else:
+            begin, end = chunk_bounds(last - first, granule, segments, segment)
         if begin < end:
             yield member, first + begin, first + end
 

@@ -20,7 +20,7 @@ from commkern.errors import NonFiniteError
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import GroupWorker, Outcome, worker
-from commkern.inputs import checked_bool, checked_seed, real_view
+from commkern.inputs import check_feedback, checked_bool, checked_seed, real_view
 from commkern.layout import Member
 from commkern.plan import Plan
 from commkern.residuals import ResidualStore
@@ -85,6 +85,7 @@ class CompressionState:
     ) -> None:
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
+        check_feedback(self.compressor, self.feedback)
         _check_choices(nonfinite, start_step, exempt)
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)

@@ -144,6 +144,17 @@ class Compressor:
         """Elements that are never split between owners, segments or spans."""
         raise NotImplementedError
 
+    @property
+    def whole_shares(self) -> bool:
+        """Whether an owner's share of a parameter must stay one span, because what it
+        is coded to depends on all of it."""
+        return False
+
+    @property
+    def supports_feedback(self) -> bool:
+        """Whether what coding loses may be added to the next step's gradient."""
+        return True
+
     # --- composition of kernels ---------------------------------------------------
 
     def compress_calls(self, on: Operands, data: Any, payload: Any) -> list[KernelCall]:
@@ -187,17 +198,53 @@ class Compressor:
         """Whether the expectation of the decoded value is the value."""
         raise NotImplementedError
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
-        """Largest |x - decoded| of one element whose block has this absmax."""
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
+        """Largest |x - decoded| of one element whose block has this absmax.
+
+        ``largest`` is the absmax of the whole span (None: the same); it matters where
+        ``whole_shares`` holds.
+        """
         raise NotImplementedError
 
+    def bits_per_element(self, dtype: str) -> float:
+        """Bits on the wire of an element of a long parameter, scales included."""
+        raise NotImplementedError
+
+    def variance_bound(self, dtype: str) -> float | None:
+        """omega with E|C(x) - x|^2 <= omega |x|^2, for a coder that is unbiased.
+
+        None for a biased one, and where it grows with the length of the parameter.
+        Holds apart from underflow of scales and elements.
+        """
+        return None
+
+    def contraction(self, dtype: str) -> float | None:
+        """delta > 0 with |C(x) - x|^2 <= (1 - delta) |x|^2, block by block.
+
+        None for a random coder, and where there is no such number. Holds apart from
+        underflow of scales and elements.
+        """
+        return None
+
     def __str__(self) -> str:
-        """The string form, every field written out; ``ck.compressor`` reads it."""
+        """The string form; ``ck.compressor`` reads it.
+
+        Every field is written out but for those that came later, which are left out
+        where they hold their default: strings of earlier versions stay canonical.
+        """
         fields = ",".join(
             f"{f.name}={_field_text(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
+            if not (f.metadata.get("later") and getattr(self, f.name) == f.default)
         )
         return f"{self.name}:{fields}" if fields else self.name
+
+
+def later(default: Any) -> Any:
+    """A field that came later: strings hold it only where it is not ``default``."""
+    return dataclasses.field(default=default, metadata={"later": True})
 
 
 def _field_text(value: object) -> str:

@@ -73,9 +73,19 @@ class _ElementWise(Compressor):
     def unbiased(self) -> bool:
         return False
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
         relative, smallest_normal = _ROUNDING[self.wire_dtype(dtype)]
         return relative * max(absmax, smallest_normal)
+
+    def bits_per_element(self, dtype: str) -> float:
+        return 8.0 * NBYTES[self.wire_dtype(dtype)]
+
+    def contraction(self, dtype: str) -> float | None:
+        """|x - C(x)| <= u |x| element by element, u half a unit in the last place."""
+        relative, _ = _ROUNDING[self.wire_dtype(dtype)]
+        return 1 - relative**2
 
     def _fields(self, on: Operands) -> dict[str, Any]:
         wire = self.wire_dtype(on.dtype)
@@ -105,8 +115,16 @@ class Identity(_ElementWise):
     def unbiased(self) -> bool:
         return True
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
         return 0.0
+
+    def variance_bound(self, dtype: str) -> float | None:
+        return 0.0
+
+    def contraction(self, dtype: str) -> float | None:
+        return 1.0
 
 
 @register

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from commkern.compressors import bounds
 from commkern.compressors.base import (
     PURPOSE_ROUNDING,
     Aggregation,
@@ -16,10 +17,10 @@ from commkern.compressors.base import (
     require,
     stream,
 )
+from commkern.compressors.block import check_block_size, check_rounding
 from commkern.compressors.registry import register
 
 SUPPORTED_BITS = (8, 16, 32)
-ROUNDINGS = ("nearest", "stochastic")
 
 
 @register
@@ -64,22 +65,14 @@ class FixedPoint(Compressor):
     rounding: str = "nearest"
 
     def __post_init__(self) -> None:
-        for field, value in (("bits", self.bits), ("block_size", self.block_size)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"fixed_point: {field} must be an int, got {value!r}")
+        if not isinstance(self.bits, int) or isinstance(self.bits, bool):
+            raise TypeError(f"{self.name}: bits must be an int, got {self.bits!r}")
         require(
             self.bits in SUPPORTED_BITS,
-            f"fixed_point: bits must be one of {SUPPORTED_BITS}, got {self.bits}",
+            f"{self.name}: bits must be one of {SUPPORTED_BITS}, got {self.bits}",
         )
-        require(
-            16 <= self.block_size <= 8192 and self.block_size % 8 == 0,
-            "fixed_point: block_size must be a multiple of 8 from 16 to 8192, "
-            f"got {self.block_size}",
-        )
-        require(
-            self.rounding in ROUNDINGS,
-            f"fixed_point: rounding must be one of {ROUNDINGS}, got {self.rounding!r}",
-        )
+        check_block_size(self.name, self.block_size)
+        check_rounding(self.name, self.rounding)
 
     # --- size and layout ----------------------------------------------------------
 
@@ -170,7 +163,9 @@ class FixedPoint(Compressor):
     def unbiased(self) -> bool:
         return self.rounding == "stochastic"
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
         if absmax == 0:
             return 0.0
         smallest, denormal = (-1022, -1074) if dtype == "float64" else (-126, -149)
@@ -179,6 +174,22 @@ class FixedPoint(Compressor):
         if self.unbiased():
             return step
         return max(step / 2, absmax - self.largest(1) * step)
+
+    def bits_per_element(self, dtype: str) -> float:
+        return self.bits + 8 * _exponent_nbytes(dtype) / self.block_size
+
+    def variance_bound(self, dtype: str) -> float | None:
+        if not self.unbiased():
+            return None
+        return bounds.uniform_variance(self.block_size, 2.0 ** (1 - self.digits(1)))
+
+    def contraction(self, dtype: str) -> float | None:
+        """At worst the largest element is half of 2^digits steps, all others are half a
+        step, and each loses half a step."""
+        if self.unbiased():
+            return None
+        n = self.block_size
+        return 1 - n / (n - 1 + 4.0 ** self.digits(1))
 
 
 def _exponent_nbytes(dtype: str) -> int:

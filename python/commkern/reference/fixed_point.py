@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commkern.arrays import Bytes
+from commkern.formats import check_block_size
 from commkern.reference.layout import (
     Kernel,
     Residual,
     buffer_of,
     check_begins,
-    check_block_size,
     check_bodies,
     check_elements,
     check_per_row,

@@ -15,7 +15,6 @@ from typing import Any, Generic, ParamSpec
 import numpy as np
 
 from commkern.arrays import Bytes, as_bytes
-from commkern.reference.bitpack import packed_nbytes
 from commkern.reference.numerics import (
     FORMATS,
     Bits,
@@ -29,7 +28,6 @@ from commkern.spans import SPAN, SpanTable
 
 P = ParamSpec("P")
 _ROUNDINGS = ("nearest", "stochastic")
-SUPPORTED_BITS = (4, 8)
 
 
 class Kernel(Generic[P]):
@@ -91,25 +89,6 @@ def check_word(name: str, value: int, bits: int) -> int:
     return number
 
 
-def check_blocks(bits: int, block_size: int) -> None:
-    if bits not in SUPPORTED_BITS:
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    check_block_size(block_size)
-
-
-def check_block_size(block_size: int) -> None:
-    if block_size % 8 or not 16 <= block_size <= 8192:
-        raise ValueError(
-            f"block_size must be a multiple of 8 in 16..8192, got {block_size}"
-        )
-
-
-def quantize_body_nbytes(length: int, bits: int, block_size: int, dtype: str) -> int:
-    """Bytes of one span's scales and codes (quantize.h)."""
-    blocks = -(-length // block_size)
-    return blocks * format_of(dtype).compute.itemsize + packed_nbytes(length, bits)
-
-
 def cast_body_nbytes(length: int, wire_dtype: str) -> int:
     """Bytes of one span's elements on the wire (cast.h)."""
     return length * format_of(wire_dtype, "wire_dtype").nbytes
@@ -154,11 +133,11 @@ def _describe(value: object) -> str:
     return type(value).__name__
 
 
-def check_begins(rows: list[Any], block_size: int) -> None:
+def check_begins(rows: list[Any], unit: int, field: str = "block_size") -> None:
     for index, row in enumerate(rows):
-        if row["begin"] % block_size:
+        if row["begin"] % unit:
             raise ValueError(
-                f"span {index}: begin must be a multiple of block_size {block_size}, "
+                f"span {index}: begin must be a multiple of {field} {unit}, "
                 f"got {row['begin']}"
             )
 

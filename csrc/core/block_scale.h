@@ -1,0 +1,165 @@
+// Scales of blocks as numbers and as stored bits, for host and device; core/format.h
+// states the rules.
+#pragma once
+
+#include "core/format.h"
+#include "core/minifloat.h"
+
+namespace commkern {
+
+// What a block's values are coded with.
+template <class C>
+struct BlockScale {
+  C scale;       // what a code's value is multiplied by; NaN: nothing is coded
+  C offset;      // what is added then
+  C reciprocal;  // of scale * lift; 0 where the scale is
+  C lift;        // 2^100 where 1 / scale would overflow
+  bool halved;   // values are twice that
+};
+
+template <class C>
+COMMKERN_HD int biased_exponent(C x) {
+  return static_cast<int>(magnitude_bits(x) >> kMantissaBitsOf<C>);
+}
+
+template <class C>
+COMMKERN_HD C largest_finite() {
+  return bits_as<C>(static_cast<BitsOf<C>>(FloatBits<C>::kInf - 1));
+}
+
+template <class C>
+COMMKERN_HD C next_below(C positive) {
+  return bits_as<C>(static_cast<BitsOf<C>>(bits_as<BitsOf<C>>(positive) - 1));
+}
+
+COMMKERN_HD int clipped(int x, int least, int most) {
+  return x < least ? least : (x > most ? most : x);
+}
+
+// Brings `absmax` to [1, 2), as far as normal numbers do.
+template <class C>
+COMMKERN_HD C normaliser(C absmax) {
+  constexpr int kBias = kBiasOf<C>;
+  return power_of_two<C>(
+      clipped(kBias - biased_exponent(absmax), 1 - kBias, kBias - 1));
+}
+
+// The head of a span whose largest finite |a| is `absmax`.
+template <class C>
+COMMKERN_HD C span_head(const Format& f, C absmax) {
+  const C largest = static_cast<C>(largest_value(f));
+  if (f.scales == Scales::kE4M3) {
+    const C head = absmax / (C(448) * largest);
+    return head == 0 && absmax > 0 ? bits_as<C>(BitsOf<C>{1}) : head;
+  }
+  C wanted = absmax / largest;
+  if (f.statistic == Statistic::kRange || f.statistic == Statistic::kMean) {
+    wanted = absmax;
+  } else if (f.statistic == Statistic::kL2) {
+    wanted = absmax * static_cast<C>(__builtin_sqrt(double(f.block_size))) / largest;
+    if (!is_finite(wanted)) wanted = largest_finite<C>();
+  }
+  if (wanted == 0) return C(1);
+  constexpr int kBias = kBiasOf<C>;
+  return power_of_two<C>(clipped(biased_exponent(wanted) - kBias - 14, -126, 112));
+}
+
+// ---- stored forms: the low bytes of an integer ----
+
+template <class C>
+COMMKERN_HD uint64_t nan_scale_bits(Scales scales) {
+  switch (scales) {
+    case Scales::kFloat16: return 0x7e00;
+    case Scales::kBFloat16: return 0x7fc0;
+    case Scales::kE8M0:
+    case Scales::kOcp: return 0xff;
+    case Scales::kE4M3: return 0x7f;
+    default: return FloatBits<C>::kNan;
+  }
+}
+
+template <class C>
+COMMKERN_HD C decode_scale(Scales scales, uint64_t bits, C head) {
+  switch (scales) {
+    case Scales::kFloat16: return convert<C>(Half{static_cast<uint16_t>(bits)}) * head;
+    case Scales::kBFloat16: return convert<C>(BFloat16{static_cast<uint16_t>(bits)});
+    case Scales::kE8M0:
+    case Scales::kOcp: return e8m0_value<C>(static_cast<uint8_t>(bits));
+    case Scales::kE4M3:
+      return C(minifloat_value<Float8E4M3>(static_cast<uint32_t>(bits))) * head;
+    default: return bits_as<C>(static_cast<BitsOf<C>>(bits));
+  }
+}
+
+// The exponent of the largest value of an OCP format.
+COMMKERN_HD int largest_exponent(Code code) {
+  switch (code) {
+    case Code::kFloat8E4M3: return 8;
+    case Code::kFloat8E5M2: return 15;
+    case Code::kFloat6E3M2: return 4;
+    default: return 2;
+  }
+}
+
+// `wanted` >= 0, perhaps infinite; `absmax` is that of the block.
+template <class C>
+COMMKERN_HD uint64_t encode_scale(const Format& f, C wanted, C absmax, C head) {
+  const C largest = static_cast<C>(largest_value(f));
+  switch (f.scales) {
+    case Scales::kFloat16: return narrow_upward<Half>(wanted / head).bits;
+    case Scales::kBFloat16: {
+      const uint16_t bits = narrow_upward<BFloat16>(wanted).bits;
+      const C value = convert<C>(BFloat16{bits});
+      return is_finite(value * largest) ? bits : bits - 1u;
+    }
+    case Scales::kE8M0: return wanted == 0 ? 0 : e8m0_at_least(wanted);
+    case Scales::kOcp:
+      return absmax == 0 ? 0 : e8m0_of_absmax(absmax, largest_exponent(f.code));
+    case Scales::kE4M3:
+      return head == 0 ? 0 : minifloat_code<Float8E4M3>(wanted / head);
+    default: {
+      const C finite = is_finite(wanted) ? wanted : largest_finite<C>();
+      return bits_as<BitsOf<C>>(is_finite(finite * largest) ? finite
+                                                            : next_below(finite));
+    }
+  }
+}
+
+template <class C>
+COMMKERN_HD uint64_t encode_offset(Scales scales, C offset, C head) {
+  switch (scales) {
+    case Scales::kFloat16: return narrow_downward<Half>(offset / head).bits;
+    case Scales::kBFloat16: return narrow_downward<BFloat16>(offset).bits;
+    default: return bits_as<BitsOf<C>>(offset);
+  }
+}
+
+// The offset as decoding sees it.
+template <class C>
+COMMKERN_HD C decode_offset(Scales scales, uint64_t bits, C head) {
+  return decode_scale<C>(scales, bits, head);
+}
+
+// ---- as numbers ----
+
+// What decoding needs. Negative scales are those of halved blocks, which have offsets.
+template <class C>
+COMMKERN_HD BlockScale<C> decoding_scale(const Format& f, C stored, C offset) {
+  const bool halved = has_offsets(f) && stored < 0;
+  return {halved ? -stored : stored, offset, C(0), C(1), halved};
+}
+
+template <class C>
+COMMKERN_HD BlockScale<C> block_scale(const Format& f, C stored, C offset) {
+  BlockScale<C> s = decoding_scale(f, stored, offset);
+  const bool exact = f.scales == Scales::kE8M0 || f.scales == Scales::kOcp;
+  if (s.scale >= C(0x1p-100) || (exact && s.scale > 0)) {
+    s.reciprocal = C(1) / s.scale;
+  } else if (s.scale > 0) {
+    s.lift = C(0x1p100);
+    s.reciprocal = C(1) / (s.scale * s.lift);
+  }
+  return s;
+}
+
+}  // namespace commkern

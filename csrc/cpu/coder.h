@@ -1,0 +1,88 @@
+// Between the shapes of a body (quantize.cpp) and its codes (coder_*.cpp): runs of
+// blocks go from values to codes and back through one function pointer a format.
+#pragma once
+
+#include "core/block_scale.h"
+#include "cpu/random.h"
+
+COMMKERN_BEGIN_ISA
+
+// What becomes of the error a - v of each value; those of a NaN block are left alone.
+enum class Errors {
+  kNone,
+  kWrite,
+  kAdd,  // to what is there, where the sum is finite
+};
+
+// Blocks that follow each other, from their values in the compute type.
+template <class C>
+struct EncodeRun {
+  const uint8_t* values;
+  uint8_t* errors;  // of type C
+  bool streams;     // written past the cache; the address allows it
+  int64_t count;    // values
+  int64_t block_size;
+  const BlockScale<C>* scales;
+  const bool* ordinary;  // a block whose values no code needs to be clamped for
+  uint8_t* codes;
+  int64_t block_nbytes;
+  int64_t first_draw;
+  int bits;
+  Draws& draws;
+};
+
+// v * factor of each code; `add` adds it to what `output` holds.
+template <class C>
+struct DecodeRun {
+  const uint8_t* codes;
+  int64_t block_nbytes;
+  int64_t count;
+  int64_t block_size;
+  const BlockScale<C>* scales;
+  C factor;
+  uint8_t* output;
+  bool streams;
+};
+
+template <class C>
+using Encode = void (*)(const EncodeRun<C>& run);
+template <class C>
+using Decode = void (*)(const DecodeRun<C>& run);
+
+// What serves a format; looked up once a call.
+template <class C>
+struct Coder {
+  Encode<C> encode[3];  // by Errors
+  Decode<C> decode[2];  // overwriting and adding
+};
+
+// The coders of some codes each, in the file of that name.
+template <class C>
+Coder<C> symmetric_coder(const Format& format, Rounding rounding);
+template <class C>
+Coder<C> asymmetric_coder(const Format& format, Rounding rounding);
+template <class C>
+Coder<C> few_values_coder(const Format& format, Rounding rounding);
+template <class C>
+Coder<C> natural_coder(const Format& format, Rounding rounding);
+template <class C>
+Coder<C> table_coder(const Format& format, Rounding rounding);
+template <class C>
+Coder<C> minifloat_coder(const Format& format, Rounding rounding);
+
+template <class C>
+COMMKERN_INLINE Coder<C> coder_of(const Format& format, Rounding rounding) {
+  switch (format.code) {
+    case Code::kSymmetric: return symmetric_coder<C>(format, rounding);
+    case Code::kAsymmetric: return asymmetric_coder<C>(format, rounding);
+    case Code::kSign:
+    case Code::kTernary:
+    case Code::kThreshold: return few_values_coder<C>(format, rounding);
+    case Code::kNatural: return natural_coder<C>(format, rounding);
+    case Code::kNormalFloat4:
+    case Code::kDynamic8: return table_coder<C>(format, rounding);
+    default: return minifloat_coder<C>(format, rounding);
+  }
+}
+
+COMMKERN_END_ISA

@@ -1,0 +1,287 @@
+// The two loops that every code goes through. A `Code` (cpu/codes.h) says how a value
+// in units of its block's scale becomes bits and back.
+#pragma once
+
+#include "core/bitpack.h"
+#include "cpu/coder.h"
+#include "cpu/codes.h"
+#include "cpu/codes_book.h"
+#include "cpu/codes_float.h"
+#include "cpu/five_pack.h"
+
+COMMKERN_BEGIN_ISA
+
+template <int kValue>
+struct Int {
+  static constexpr int value = kValue;
+};
+// fn(Int<bits>{}) for bits from kLeast to kMost.
+template <int kLeast, int kMost, class Fn>
+COMMKERN_INLINE void with_bits(int32_t bits, Fn fn) {
+  if constexpr (kLeast < kMost) {
+    if (bits > kLeast) return with_bits<kLeast + 1, kMost>(bits, fn);
+  }
+  fn(Int<kLeast>{});
+}
+
+// Where the codes of a block lie before they are packed five to a byte.
+struct FiveBuffer {
+  alignas(64) uint8_t codes[8192 + kFiveSlack];
+};
+struct NoBuffer {};
+template <bool kFivePacked>
+struct BufferFor {
+  using type = NoBuffer;
+};
+template <>
+struct BufferFor<true> {
+  using type = FiveBuffer;
+};
+template <class Code>
+using FiveBufferOf = typename BufferFor<Code::kFivePacked>::type;
+
+template <class C, class Code, bool kStochastic, Errors kErrors>
+class EncodeLoop {
+ public:
+  explicit COMMKERN_MEMBER EncodeLoop(const EncodeRun<C>& run) : run_(run) {}
+
+  COMMKERN_MEMBER void run() {
+    const int64_t draws_per_block = (run_.block_size + 15) / 16;
+    for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += run_.block_size) {
+      const int64_t n = smaller(run_.block_size, run_.count - begin);
+      scale_ = run_.scales[k];
+      values_ = run_.values + begin * sizeof(C);
+      errors_ = kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(C);
+      first_draw_ = run_.first_draw + k * draws_per_block;
+      uint8_t* out = run_.codes + k * run_.block_nbytes;
+      if (!(scale_.scale > 0)) {
+        encode_nothing(n, out);
+      } else if constexpr (Code::kFivePacked) {
+        encode_block(n, run_.ordinary[k], five_.codes);
+        pack_five(five_.codes, n, out);
+      } else {
+        encode_block(n, run_.ordinary[k], out);
+      }
+    }
+  }
+
+ private:
+  COMMKERN_MEMBER C position(C a) const {
+    if constexpr (!Code::kOffset) return a * scale_.lift * scale_.reciprocal;
+    if (scale_.halved) a *= C(0.5);
+    return (a - scale_.offset) * scale_.lift * scale_.reciprocal;
+  }
+  COMMKERN_MEMBER int32_t code_of(C a, uint32_t byte) const {
+    if constexpr (Code::template kOfValue<kStochastic>) {
+      return Code::encode_value(a, scale_.scale);
+    } else {
+      return Code::template encode<kStochastic>(position(a), byte);
+    }
+  }
+  COMMKERN_MEMBER C value(int32_t code) const {
+    C v = Code::template decode<C>(code) * scale_.scale;
+    if constexpr (Code::kOffset) v += scale_.offset;
+    return Code::kOffset && scale_.halved ? v * C(2) : v;
+  }
+
+  // Of a block without a scale: 0, or the offset for every value; NaN leaves errors.
+  COMMKERN_MEMBER void encode_nothing(int64_t n, uint8_t* out) {
+    const int64_t nbytes =
+        Code::kFivePacked ? ceil_div(n, 5) : packed_nbytes(n, Code::kBits);
+    std::memset(out, 0, nbytes);
+    if (kErrors == Errors::kNone || scale_.scale != 0) return;
+    for (int64_t i = 0; i < n; ++i) put_error(i, load<C>(values_, i) - value(0));
+  }
+
+  COMMKERN_MEMBER void encode_block(int64_t n, bool ordinary, uint8_t* out) {
+    int64_t begin = 0;
+    if constexpr (kHasVectors<C>) {
+      if (ordinary) begin = encode_vectors(n, out);
+    }
+    encode_scalars(begin, n, out);
+  }
+
+  // All whole groups of vectors, from one batch of random bytes to the next.
+  COMMKERN_MEMBER int64_t encode_vectors(int64_t n, uint8_t* out) {
+    const int64_t end = n / kWhole * kWhole;
+    if constexpr (!kStochastic) {
+      encode_lanes(0, end, out, nullptr);
+    } else {
+      for (int64_t i = 0; i < end;) {
+        const uint64_t draw = first_draw_ + i / 16;
+        const uint8_t* bytes = run_.draws.bytes_of(draw);
+        const int64_t next = smaller(i + 16 * run_.draws.left_from(draw), end);
+        encode_lanes(i, next, out, bytes);
+        i = next;
+      }
+    }
+    return end;
+  }
+
+  COMMKERN_MEMBER void encode_lanes(int64_t begin, int64_t end, uint8_t* out,
+                                    const uint8_t* bytes) {
+    const Floats scale = broadcast(scale_.scale);
+    const Floats reciprocal = broadcast(scale_.reciprocal);
+    const Floats offset = broadcast(scale_.offset);
+    // Locals: for all the compiler knows, stores may change members.
+    const uint8_t* values = values_;
+    uint8_t* errors = errors_;
+    const bool streams = run_.streams;
+    for (int64_t i = begin; i < end; i += kWhole) {
+      Ints codes[kParts];
+      for (int v = 0; v < kParts; ++v) {
+        const int64_t at = i + v * kLanes;
+        const Floats a = load_floats<float>(values, at);
+        if constexpr (Code::template kOfValue<kStochastic>) {
+          codes[v] = Code::encode_value_lanes(a, scale);
+        } else {
+          const Floats p = (Code::kOffset ? a - offset : a) * reciprocal;
+          codes[v] = Code::template encode_lanes<kStochastic>(p, bytes + at - begin);
+        }
+        if constexpr (kErrors != Errors::kNone) {
+          Floats decoded = Code::decode_lanes(codes[v]) * scale;
+          if constexpr (Code::kOffset) decoded = decoded + offset;
+          put_errors(errors, at, a - decoded, streams);
+        }
+      }
+      store_group<Code::kBits>(out + i * Code::kBits / 8, codes);
+    }
+  }
+
+  static COMMKERN_MEMBER void put_errors(uint8_t* errors, int64_t at, Floats error,
+                                         bool streams) {
+    if constexpr (kErrors == Errors::kAdd) {
+      const Floats before = load_floats<float>(errors, at);
+      const Floats after = before + error;
+      store_floats<float>(errors, at, choose(finite_mask(after), after, before));
+    } else {
+      put_elements<float>(errors, at, error, streams);
+    }
+  }
+
+  COMMKERN_MEMBER void put_error(int64_t i, C error) const {
+    if constexpr (kErrors == Errors::kAdd) {
+      const C before = load<C>(errors_, i);
+      store(errors_, i, is_finite(before + error) ? before + error : before);
+    } else if constexpr (kErrors == Errors::kWrite) {
+      store(errors_, i, error);
+    }
+  }
+
+  COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
+    uint8_t group[kPackWhole];
+    for (int64_t i = begin; i < n; ++i) {
+      const uint32_t byte =
+          kStochastic ? run_.draws.bytes_of(first_draw_ + i / 16)[i % 16] : 0;
+      const C a = load<C>(values_, i);
+      const int32_t code = code_of(a, byte);
+      put_error(i, a - value(code));
+      const int64_t j = i % kPackWhole;
+      group[j] = static_cast<uint8_t>(code);
+      if (j == kPackWhole - 1 || i == n - 1) {
+        const int count = static_cast<int>(j) + 1;
+        store_word(pack_word(group, count, Code::kBits),
+                   out + i / kPackWhole * Code::kBits,
+                   packed_nbytes(count, Code::kBits));
+      }
+    }
+  }
+
+  const EncodeRun<C>& run_;
+  BlockScale<C> scale_;
+  const uint8_t* values_ = nullptr;
+  uint8_t* errors_ = nullptr;
+  uint64_t first_draw_ = 0;
+  [[no_unique_address]] FiveBufferOf<Code> five_;
+};
+
+template <class C, class Code, bool kStochastic, Errors kErrors>
+void encode_run(const EncodeRun<C>& run) {
+  EncodeLoop<C, Code, kStochastic, kErrors>(run).run();
+}
+
+// ---- decoding ----
+
+template <class C, class Code, bool kAdd>
+class DecodeLoop {
+ public:
+  explicit COMMKERN_MEMBER DecodeLoop(const DecodeRun<C>& run) : run_(run) {}
+
+  COMMKERN_MEMBER void run() {
+    for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += run_.block_size) {
+      const int64_t n = smaller(run_.block_size, run_.count - begin);
+      const uint8_t* codes = run_.codes + k * run_.block_nbytes;
+      uint8_t* output = run_.output + begin * sizeof(C);
+      if constexpr (Code::kFivePacked) {
+        unpack_five(codes, n, five_.codes);
+        codes = five_.codes;
+      }
+      decode_block(run_.scales[k], codes, n, output);
+    }
+  }
+
+ private:
+  COMMKERN_MEMBER void decode_block(const BlockScale<C>& s, const uint8_t* codes,
+                                    int64_t n, uint8_t* output) {
+    int64_t begin = 0;
+    if constexpr (kHasVectors<C>) {
+      if (!s.halved) begin = decode_lanes(s, codes, n, output);
+    }
+    for (int64_t i = begin; i < n; ++i) {
+      C y = Code::template decode<C>(code_at(codes, i)) * s.scale;
+      if constexpr (Code::kOffset) {
+        y += s.offset;
+        if (s.halved) y *= C(2);
+      }
+      y *= run_.factor;
+      if constexpr (kAdd) y = load<C>(output, i) + y;
+      store(output, i, y);
+    }
+  }
+
+  static COMMKERN_MEMBER int32_t code_at(const uint8_t* codes, int64_t i) {
+    const int64_t bit = i * Code::kBits;
+    uint32_t code = codes[bit / 8] >> (bit % 8);
+    if (bit % 8 + Code::kBits > 8)
+      code |= uint32_t{codes[bit / 8 + 1]} << (8 - bit % 8);
+    if constexpr (Code::kSigned) return signed_code(code, Code::kBits);
+    return static_cast<int32_t>(code & ((1u << Code::kBits) - 1));
+  }
+
+  COMMKERN_MEMBER int64_t decode_lanes(const BlockScale<C>& s, const uint8_t* codes,
+                                       int64_t n, uint8_t* output) {
+    const Floats scale = broadcast(s.scale), offset = broadcast(s.offset);
+    const float factor = run_.factor;
+    const bool streams = run_.streams;
+    const int64_t end = n / kWhole * kWhole;
+    for (int64_t i = 0; i < end; i += kWhole) {
+      Ints group[kParts];
+      load_group<Code::kBits, Code::kSigned>(codes + i * Code::kBits / 8, group);
+      for (int v = 0; v < kParts; ++v) {
+        const int64_t at = i + v * kLanes;
+        Floats y = Code::decode_lanes(group[v]) * scale;
+        if constexpr (Code::kOffset) y = y + offset;
+        y = y * factor;
+        if constexpr (kAdd) y = load_floats<float>(output, at) + y;
+        put_elements<float>(output, at, y, streams);
+      }
+    }
+    return end;
+  }
+
+  const DecodeRun<C>& run_;
+  [[no_unique_address]] FiveBufferOf<Code> five_;
+};
+
+template <class C, class Code, bool kAdd>
+void decode_run(const DecodeRun<C>& run) {
+  DecodeLoop<C, Code, kAdd>(run).run();
+}
+
+template <class C, class Code, bool kStochastic>
+constexpr Coder<C> kCoder = {{encode_run<C, Code, kStochastic, Errors::kNone>,
+                              encode_run<C, Code, kStochastic, Errors::kWrite>,
+                              encode_run<C, Code, kStochastic, Errors::kAdd>},
+                             {decode_run<C, Code, false>, decode_run<C, Code, true>}};
+
+COMMKERN_END_ISA

@@ -1,0 +1,163 @@
+// Code books as codes (core/code_books.h), a vector at a time.
+#pragma once
+
+#include "core/code_books.h"
+#include "cpu/codes.h"
+
+COMMKERN_BEGIN_ISA
+
+// A book's values by stored code.
+template <class Book>
+struct DecodedTable {
+  float value[1 << Book::kBits];
+  constexpr DecodedTable() : value() {
+    for (int32_t code = 0; code < 1 << Book::kBits; ++code) {
+      value[code] = book_decoded<Book>(code);
+    }
+  }
+};
+static constexpr DecodedTable<NormalFloat4Book> kNormalFloat4Values;
+static constexpr DecodedTable<Dynamic8Book> kDynamic8Values;
+
+// As book_code(), by halving a table of values.
+template <class Book, class C>
+COMMKERN_INLINE int32_t search(const DecodedTable<Book>& table, C p) {
+  const auto value = [&](int32_t index) {
+    return static_cast<double>(table.value[index ^ Book::kZero]);
+  };
+  int32_t index = 0;
+  for (int32_t step = 1 << (Book::kBits - 1); step > 0; step /= 2) {
+    const int32_t next = index + step;
+    const double middle = (value(next - 1) + value(next)) * 0.5;
+    index = middle < static_cast<double>(p) ? next : index;
+  }
+  return index ^ Book::kZero;
+}
+
+// The largest fp32 number that is not above `x`: fp32 numbers are above both or
+// neither.
+constexpr float float_below(double x) {
+  const float nearest = static_cast<float>(x);
+  if (static_cast<double>(nearest) <= x) return nearest;
+  const uint32_t bits = __builtin_bit_cast(uint32_t, nearest);
+  return __builtin_bit_cast(float, nearest > 0 ? bits - 1 : bits + 1);
+}
+
+// The midpoints of NF4 as a search tree: node i has the children 2i and 2i + 1.
+struct NormalFloat4Tree {
+  float value[16];
+  constexpr NormalFloat4Tree() : value() {
+    for (int32_t node = 1; node < 16; ++node) {
+      int32_t first = node;
+      int32_t width = 1;
+      for (; first < 8; first *= 2) width *= 2;
+      value[node] =
+          float_below(book_midpoint<NormalFloat4Book>(2 * (first - 8) + width - 1));
+    }
+  }
+};
+static constexpr NormalFloat4Tree kNormalFloat4Tree;
+
+struct NormalFloat4 : CodeDefaults {
+  static constexpr int kBits = 4;
+  static constexpr bool kSigned = false;
+
+  template <bool kStochastic, class C>
+  COMMKERN_MEMBER static int32_t encode(C p, uint32_t) {
+    static_assert(!kStochastic);
+    return search(kNormalFloat4Values, p);
+  }
+  // Down the tree, where a table of 16 costs a shuffle or two.
+  template <bool kStochastic>
+  COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
+    static_assert(!kStochastic);
+    const float (&tree)[16] = kNormalFloat4Tree.value;
+    Ints index{};
+    if constexpr (kLanes > 4) {
+      index = 2 - (p > tree[1]);
+      for (int level = 1; level < 4; ++level) {
+        index = index + index - (p > look_up_16(tree, index));
+      }
+    } else {
+      for (int node = 1; node < 16; ++node) index -= p > tree[node];
+    }
+    return (index & 15) ^ kNormalFloat4Zero;
+  }
+
+  template <class C>
+  COMMKERN_MEMBER static C decode(int32_t code) {
+    return static_cast<C>(kNormalFloat4Values.value[code]);
+  }
+  COMMKERN_MEMBER static Floats decode_lanes(Ints code) {
+    return look_up_16(kNormalFloat4Values.value, code);
+  }
+};
+
+// Magnitudes from 2^-22 to 1 by exponent and six bits of mantissa. A bin holds one
+// midpoint at most: `below` counts those of smaller bins, `rest` is where in the bin it
+// is, in the low 17 bits of an fp32 number, and `exact` whether it is an fp32 number.
+// An entry is below << 24 | exact << 23 | rest.
+struct Dynamic8Bins {
+  static constexpr int kShift = 17;
+  static constexpr int32_t kFirst = (127 - 22) << 6;
+  static constexpr int32_t kCount = 22 << 6;
+  static constexpr int32_t kNone = 1 << 18;  // no `rest` is above it
+  int32_t entry[kCount];
+
+  constexpr Dynamic8Bins() : entry() {
+    int32_t below = 0;
+    for (int32_t bin = 0; bin < kCount; ++bin) {
+      entry[bin] = below << 24 | kNone;
+      const double middle =
+          below < 128 ? book_midpoint<Dynamic8Book>(kDynamic8Zero + below) : 2;
+      const float rounded = float_below(middle);
+      const uint32_t bits = __builtin_bit_cast(uint32_t, rounded);
+      if (static_cast<int32_t>(bits >> kShift) != bin + kFirst) continue;
+      const int32_t exact = static_cast<double>(rounded) == middle ? 1 : 0;
+      entry[bin] =
+          below << 24 | exact << 23 | static_cast<int32_t>(bits & ((1u << kShift) - 1));
+      ++below;
+    }
+  }
+};
+static constexpr Dynamic8Bins kDynamic8Bins;
+static_assert(kDynamic8Bins.entry[Dynamic8Bins::kCount - 1] >> 24 == 127);
+
+// A stored code is, as a signed byte, -k for the k-th positive value and k for its
+// negative.
+struct Dynamic8 : CodeDefaults {
+  static constexpr int kBits = 8;
+  static constexpr bool kSigned = false;
+
+  template <bool kStochastic, class C>
+  COMMKERN_MEMBER static int32_t encode(C p, uint32_t) {
+    static_assert(!kStochastic);
+    return search(kDynamic8Values, p);
+  }
+  template <bool kStochastic>
+  COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
+    static_assert(!kStochastic);
+    const Ints first = broadcast_bits(Dynamic8Bins::kFirst << Dynamic8Bins::kShift);
+    const Ints last = bits_as<Ints>(broadcast(1.0f)) - 1;
+    const Ints bits = smaller(larger(magnitude_of(p), first), last);
+    const Ints bin = (bits >> Dynamic8Bins::kShift) - Dynamic8Bins::kFirst;
+    const Ints entry = look_up(kDynamic8Bins.entry, bin);
+    const Ints negative = bits_as<Ints>(p) < 0;
+    // A tie goes to the lower value, so to the larger magnitude on the negative side.
+    const Ints rest =
+        (bits & ((1 << Dynamic8Bins::kShift) - 1)) + ((entry >> 23) & negative & 1);
+    const Ints above = rest > (entry & ((1 << 23) - 1));
+    const Ints count = (entry >> 24) - above;
+    return (negative & smaller(count, Ints{} + 127)) | (~negative & -count & 255);
+  }
+
+  template <class C>
+  COMMKERN_MEMBER static C decode(int32_t code) {
+    return static_cast<C>(kDynamic8Values.value[code]);
+  }
+  COMMKERN_MEMBER static Floats decode_lanes(Ints code) {
+    return look_up(kDynamic8Values.value, code);
+  }
+};
+
+COMMKERN_END_ISA
