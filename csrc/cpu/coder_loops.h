@@ -169,19 +169,19 @@ class EncodeLoop {
   }
 
   COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
-    uint8_t group[kPackWhole];
+    uint8_t group[kPackGroup];
     for (int64_t i = begin; i < n; ++i) {
       const uint32_t byte =
           kStochastic ? run_.draws.bytes_of(first_draw_ + i / 16)[i % 16] : 0;
       const C a = load<C>(values_, i);
       const int32_t code = code_of(a, byte);
       put_error(i, a - value(code));
-      const int64_t j = i % kPackWhole;
+      const int64_t j = i % kPackGroup;
       group[j] = static_cast<uint8_t>(code);
-      if (j == kPackWhole - 1 || i == n - 1) {
+      if (j == kPackGroup - 1 || i == n - 1) {
         const int count = static_cast<int>(j) + 1;
         store_word(pack_word(group, count, Code::kBits),
-                   out + i / kPackWhole * Code::kBits,
+                   out + i / kPackGroup * Code::kBits,
                    packed_nbytes(count, Code::kBits));
       }
     }
