@@ -96,25 +96,32 @@ template <int kBits>
 using Code = typename CodeOf<kBits>::Signed;
 using Shorts = int16_t __attribute__((vector_size(2 * kLanes)));
 
+// kWhole codes from element i on.
 template <int kBits>
-COMMKERN_INLINE void store_lanes(uint8_t* codes, int64_t i, Ints code) {
-  if constexpr (kBits == 8) {
-    store_codes<8>(codes + i, code);
-  } else if constexpr (kBits == 16) {
-    store(codes + 2 * i, 0, narrow_words(bits_as<Words>(code) & 0xffffu));
-  } else {
-    store(codes + 4 * i, 0, code);
+COMMKERN_INLINE void store_whole(uint8_t* codes, int64_t i,
+                                 const Ints (&group)[kParts]) {
+  uint8_t* out = codes + i * (kBits / 8);
+  if constexpr (kBits == 8) return store_group<8>(out, group);
+  for (int part = 0; part < kParts; ++part) {
+    if constexpr (kBits == 16) {
+      store(out, part, narrow_words(bits_as<Words>(group[part]) & 0xffffu));
+    } else {
+      store(out, part, group[part]);
+    }
   }
 }
 
 template <int kBits>
-COMMKERN_INLINE Ints load_lanes(const uint8_t* codes, int64_t i) {
-  if constexpr (kBits == 8) {
-    return load_codes<8>(codes + i);
-  } else if constexpr (kBits == 16) {
-    return __builtin_convertvector(load<Shorts>(codes + 2 * i, 0), Ints);
-  } else {
-    return load<Ints>(codes + 4 * i, 0);
+COMMKERN_INLINE void load_whole(const uint8_t* codes, int64_t i,
+                                Ints (&group)[kParts]) {
+  const uint8_t* in = codes + i * (kBits / 8);
+  if constexpr (kBits == 8) return load_group<8, true>(in, group);
+  for (int part = 0; part < kParts; ++part) {
+    if constexpr (kBits == 16) {
+      group[part] = __builtin_convertvector(load<Shorts>(in, part), Ints);
+    } else {
+      group[part] = load<Ints>(in, part);
+    }
   }
 }
 
@@ -183,33 +190,38 @@ COMMKERN_INLINE void keep_error(const Block<T, kFeedback>& block, int64_t i, C e
   }
 }
 
-// Elements [begin, end) in whole vectors; `bytes` are those of element `begin` and on.
+// Elements [begin, end) in whole groups; `bytes` are those of element `begin` and on.
 template <class T, int kBits, bool kStochastic, bool kFeedback>
 COMMKERN_INLINE void quantize_lanes(const Block<T, kFeedback>& block,
                                     const FixedScale<float>& s, int64_t begin,
                                     int64_t end, uint8_t* codes, const uint8_t* bytes,
                                     bool streams) {
-  for (int64_t i = begin; i < end; i += kLanes) {
-    const Floats a = block.lanes(i);
-    const uint8_t* mine = kStochastic ? bytes + (i - begin) : nullptr;
-    const Ints code = code_lanes<kBits, kStochastic>(a, s, mine);
-    store_lanes<kBits>(codes, i, code);
-    if constexpr (kFeedback) {
-      const Floats error = a - to_floats(code) * s.scale;
-      const Floats before = load_floats<float>(block.residual.old_values, i);
-      put_elements<float>(block.residual.new_values, i,
-                          choose(finite_mask(error), error, before), streams);
+  for (int64_t i = begin; i < end; i += kWhole) {
+    Ints group[kParts];
+    for (int part = 0; part < kParts; ++part) {
+      const int64_t at = i + part * kLanes;
+      const Floats a = block.lanes(at);
+      const uint8_t* mine = kStochastic ? bytes + (at - begin) : nullptr;
+      const Ints code = code_lanes<kBits, kStochastic>(a, s, mine);
+      group[part] = code;
+      if constexpr (kFeedback) {
+        const Floats error = a - to_floats(code) * s.scale;
+        const Floats before = load_floats<float>(block.residual.old_values, at);
+        put_elements<float>(block.residual.new_values, at,
+                            choose(finite_mask(error), error, before), streams);
+      }
     }
+    store_whole<kBits>(codes, i, group);
   }
 }
 
-// All whole vectors; returns the element it came to.
+// All whole groups; returns the element it came to.
 template <class T, int kBits, bool kStochastic, bool kFeedback>
 COMMKERN_INLINE int64_t quantize_vectors(const Block<T, kFeedback>& block,
                                          const FixedScale<float>& s, uint8_t* codes,
                                          uint64_t first_draw, bool streams,
                                          Draws& draws) {
-  const int64_t end = block.length / kLanes * kLanes;
+  const int64_t end = block.length / kWhole * kWhole;
   if constexpr (!kStochastic) {
     quantize_lanes<T, kBits, false, kFeedback>(block, s, 0, end, codes, nullptr,
                                                streams);
@@ -285,12 +297,17 @@ COMMKERN_INLINE BitsOf<T> dequantize_block(const uint8_t* codes, ComputeOf<T> sc
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
     Ints lanes{};
-    for (; i + kLanes <= n; i += kLanes) {
-      Floats value = to_floats(load_lanes<kBits>(codes, i)) * factor * scale;
-      if constexpr (kAdd) value = load_floats<T>(output, i) + value;
-      const Elements<T> y = narrow<T>(value);
-      lanes = larger(lanes, magnitude_of(widen<T>(y)));
-      put_elements<T>(output, i, y, streams);
+    for (; i + kWhole <= n; i += kWhole) {
+      Ints group[kParts];
+      load_whole<kBits>(codes, i, group);
+      for (int part = 0; part < kParts; ++part) {
+        const int64_t at = i + part * kLanes;
+        Floats value = to_floats(group[part]) * factor * scale;
+        if constexpr (kAdd) value = load_floats<T>(output, at) + value;
+        const Elements<T> y = narrow<T>(value);
+        lanes = larger(lanes, magnitude_of(widen<T>(y)));
+        put_elements<T>(output, at, y, streams);
+      }
     }
     most = largest_lane(lanes);
   }
