@@ -50,7 +50,8 @@ COMMKERN_HD C span_head(const Format& f, C absmax) {
   const C largest = static_cast<C>(largest_value(f));
   if (f.scales == Scales::kE4M3) {
     const C head = absmax / (C(448) * largest);
-    return head == 0 && absmax > 0 ? bits_as<C>(BitsOf<C>{1}) : head;
+    if (head == 0 && absmax > 0) return bits_as<C>(BitsOf<C>{1});
+    return is_finite(largest * (C(448) * head)) ? head : next_below(head);
   }
   C wanted = absmax / largest;
   if (f.statistic == Statistic::kRange || f.statistic == Statistic::kMean) {
@@ -61,7 +62,8 @@ COMMKERN_HD C span_head(const Format& f, C absmax) {
   }
   if (wanted == 0) return C(1);
   constexpr int kBias = kBiasOf<C>;
-  return power_of_two<C>(clipped(biased_exponent(wanted) - kBias - 14, -126, 112));
+  return power_of_two<C>(
+      clipped(biased_exponent(wanted) - kBias - 14, 1 - kBias, kBias - 15));
 }
 
 // ---- stored forms: the low bytes of an integer ----
@@ -101,28 +103,41 @@ COMMKERN_HD int largest_exponent(Code code) {
   }
 }
 
+// The largest s for which largest * s is finite.
+template <class C>
+COMMKERN_HD C largest_scale(C largest) {
+  const C scale = largest_finite<C>() / largest;
+  return is_finite(scale * largest) ? scale : next_below(scale);
+}
+
+// The smallest stored scale that is not below `wanted` >= 0; or with `up` false the
+// largest that is not above.
+template <class C>
+COMMKERN_HD uint64_t nearest_scale(Scales scales, C wanted, C head, bool up) {
+  const C finite = is_finite(wanted) ? wanted : largest_finite<C>();
+  switch (scales) {
+    case Scales::kFloat16: return narrow_toward<Half>(wanted / head, up).bits;
+    case Scales::kBFloat16: return narrow_toward<BFloat16>(finite, up).bits;
+    case Scales::kE8M0:
+      if (wanted == 0) return 0;
+      return up ? e8m0_at_least(finite) : e8m0_of_absmax(finite, 0);
+    default: return bits_as<BitsOf<C>>(finite);
+  }
+}
+
 // `wanted` >= 0, perhaps infinite; `absmax` is that of the block.
 template <class C>
 COMMKERN_HD uint64_t encode_scale(const Format& f, C wanted, C absmax, C head) {
-  const C largest = static_cast<C>(largest_value(f));
-  switch (f.scales) {
-    case Scales::kFloat16: return narrow_upward<Half>(wanted / head).bits;
-    case Scales::kBFloat16: {
-      const uint16_t bits = narrow_upward<BFloat16>(wanted).bits;
-      const C value = convert<C>(BFloat16{bits});
-      return is_finite(value * largest) ? bits : bits - 1u;
-    }
-    case Scales::kE8M0: return wanted == 0 ? 0 : e8m0_at_least(wanted);
-    case Scales::kOcp:
-      return absmax == 0 ? 0 : e8m0_of_absmax(absmax, largest_exponent(f.code));
-    case Scales::kE4M3:
-      return head == 0 ? 0 : minifloat_code<Float8E4M3>(wanted / head);
-    default: {
-      const C finite = is_finite(wanted) ? wanted : largest_finite<C>();
-      return bits_as<BitsOf<C>>(is_finite(finite * largest) ? finite
-                                                            : next_below(finite));
-    }
+  if (f.scales == Scales::kOcp) {
+    return absmax == 0 ? 0 : e8m0_of_absmax(absmax, largest_exponent(f.code));
   }
+  if (f.scales == Scales::kE4M3) {
+    return head == 0 ? 0 : minifloat_code<Float8E4M3>(wanted / head);
+  }
+  const C largest = static_cast<C>(largest_value(f));
+  const uint64_t bits = nearest_scale(f.scales, wanted, head, true);
+  if (is_finite(largest * decode_scale<C>(f.scales, bits, head))) return bits;
+  return nearest_scale(f.scales, largest_scale(largest), head, false);
 }
 
 template <class C>
@@ -134,10 +149,33 @@ COMMKERN_HD uint64_t encode_offset(Scales scales, C offset, C head) {
   }
 }
 
-// The offset as decoding sees it.
+// What is stored for values from `least` to `most`.
+struct RangeBits {
+  uint64_t scale, offset;
+};
+
 template <class C>
-COMMKERN_HD C decode_offset(Scales scales, uint64_t bits, C head) {
-  return decode_scale<C>(scales, bits, head);
+COMMKERN_HD RangeBits encode_range(const Format& f, C least, C most, C head,
+                                   int64_t nbytes) {
+  const C largest = static_cast<C>(largest_value(f));
+  const auto value = [&](uint64_t bits) {
+    return decode_scale<C>(f.scales, bits, head);
+  };
+  const bool halved =
+      !is_finite(most - value(encode_offset(f.scales, least, head)));
+  const C half = halved ? C(0.5) : C(1);
+  RangeBits bits;
+  bits.offset = encode_offset(f.scales, least * half, head);
+  // Rounded down to -2^127, it would decode to twice that.
+  if (!is_finite(value(bits.offset) / half)) --bits.offset;
+  const C offset = value(bits.offset);
+  // Below 0 where the offset could not reach that low.
+  const C distance = most * half > offset ? most * half - offset : C(0);
+  const C wanted = (is_finite(distance) ? distance : largest_finite<C>()) / largest;
+  bits.scale = nearest_scale(f.scales, wanted, head, true);
+  if (!is_finite((largest * value(bits.scale) + offset) / half)) --bits.scale;
+  if (halved) bits.scale |= uint64_t{1} << (8 * nbytes - 1);
+  return bits;
 }
 
 // ---- as numbers ----

@@ -18,7 +18,8 @@ enum class Errors {
 template <class C>
 struct EncodeRun {
   const uint8_t* values;
-  uint8_t* errors;  // of type C
+  uint8_t* errors;        // of type C
+  const uint8_t* before;  // fp32: written where an error is not finite
   bool streams;     // written past the cache; the address allows it
   int64_t count;    // values
   int64_t block_size;

@@ -52,6 +52,7 @@ class EncodeLoop {
       scale_ = run_.scales[k];
       values_ = run_.values + begin * sizeof(C);
       errors_ = kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(C);
+      before_ = run_.before + begin * sizeof(C);
       first_draw_ = run_.first_draw + k * draws_per_block;
       uint8_t* out = run_.codes + k * run_.block_nbytes;
       if (!(scale_.scale > 0)) {
@@ -164,7 +165,9 @@ class EncodeLoop {
       const C before = load<C>(errors_, i);
       store(errors_, i, is_finite(before + error) ? before + error : before);
     } else if constexpr (kErrors == Errors::kWrite) {
-      store(errors_, i, error);
+      // Of fp64 values this is a buffer, looked at when it is narrowed.
+      const bool keeps = is_same<C, float> && !is_finite(error);
+      store(errors_, i, keeps ? load<C>(before_, i) : error);
     }
   }
 
@@ -191,6 +194,7 @@ class EncodeLoop {
   BlockScale<C> scale_;
   const uint8_t* values_ = nullptr;
   uint8_t* errors_ = nullptr;
+  const uint8_t* before_ = nullptr;
   uint64_t first_draw_ = 0;
   [[no_unique_address]] FiveBufferOf<Code> five_;
 };

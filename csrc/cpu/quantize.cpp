@@ -121,8 +121,8 @@ class SpanEncoder {
       least = first == 0 || range.least < least ? range.least : least;
       most = first == 0 || range.most > most ? range.most : most;
     });
-    const Ranged ranged = scale_of_range({least, most});
-    store_head(ranged.stored, ranged.offset);
+    const RangeBits bits = bits_of_range({least, most});
+    store_head(value_of(bits.scale), value_of(bits.offset));
   }
 
   void store_head(C stored, C offset) {
@@ -134,25 +134,11 @@ class SpanEncoder {
     store_head(bits_as<C>(static_cast<BitsOf<C>>(bits)), C(0));
   }
 
-  // A block's scale (negative: halved) and offset, as stored.
-  struct Ranged {
-    C stored, offset;
-    uint64_t scale_bits, offset_bits;
-  };
-  Ranged scale_of_range(ValueRange<C> range) const {
-    const Format& f = format_;
-    uint64_t offset_bits = encode_offset(f.scales, range.least, head_);
-    C offset = decode_offset(f.scales, offset_bits, head_);
-    C difference = range.most - offset;
-    const bool halved = !is_finite(difference);
-    if (halved) {
-      offset_bits = encode_offset(f.scales, range.least * C(0.5), head_);
-      offset = decode_offset(f.scales, offset_bits, head_);
-      difference = range.most * C(0.5) - offset;
-    }
-    uint64_t bits = encode_scale(f, difference / largest(), C(0), head_);
-    if (halved) bits |= uint64_t{1} << (8 * layout_.scale_nbytes - 1);
-    return {decode_scale(f.scales, bits, head_), offset, bits, offset_bits};
+  COMMKERN_MEMBER RangeBits bits_of_range(ValueRange<C> range) const {
+    return encode_range(format_, range.least, range.most, head_, layout_.scale_nbytes);
+  }
+  COMMKERN_MEMBER C value_of(uint64_t bits) const {
+    return decode_scale(format_.scales, bits, head_);
   }
 
   COMMKERN_MEMBER void store_bits(int64_t at, uint64_t bits) {
@@ -173,10 +159,10 @@ class SpanEncoder {
       return block_scale(f, bits_as<C>(FloatBits<C>::kNan), C(0));
     }
     if (f.statistic == Statistic::kRange) {
-      const Ranged ranged = scale_of_range(range_of<C>(a, n));
-      store_bits(layout_.scale_at(block), ranged.scale_bits);
-      store_bits(layout_.offset_at(block), ranged.offset_bits);
-      return block_scale(f, ranged.stored, ranged.offset);
+      const RangeBits bits = bits_of_range(range_of<C>(a, n));
+      store_bits(layout_.scale_at(block), bits.scale);
+      store_bits(layout_.offset_at(block), bits.offset);
+      return block_scale(f, value_of(bits.scale), value_of(bits.offset));
     }
     C wanted = absmax / largest();
     if (f.statistic != Statistic::kAbsmax && absmax > 0) {
@@ -185,7 +171,7 @@ class SpanEncoder {
     }
     const uint64_t bits = encode_scale(f, wanted, absmax, head_);
     store_bits(layout_.scale_at(block), bits);
-    return block_scale(f, decode_scale(f.scales, bits, head_), C(0));
+    return block_scale(f, value_of(bits), C(0));
   }
 
   COMMKERN_MEMBER BlockScale<C> span_scale() const {
@@ -235,11 +221,13 @@ class SpanEncoder {
     }
   }
 
-  // No value of the block lies outside what the codes reach but by rounding.
+  // No value of the block lies outside what the codes reach, but by rounding, and no
+  // error can overflow.
   COMMKERN_MEMBER bool is_ordinary(const BlockScale<C>& s, C absmax) const {
-    if (s.lift != 1 || s.halved) return false;
-    if (format_.code != Code::kSymmetric) return true;
-    return absmax * s.reciprocal <= largest() * C(1 + 0x1p-20);
+    const C reach = largest() * s.scale;
+    if (s.lift != 1 || !(absmax + reach <= largest_finite<C>() / 2)) return false;
+    return format_.code != Code::kSymmetric ||
+           absmax * s.reciprocal <= largest() * C(1 + 0x1p-20);
   }
 
   void encode_batch(int64_t first, int64_t n) {
@@ -250,6 +238,7 @@ class SpanEncoder {
     uint8_t* const errors = errors_at(first);
     const EncodeRun<C> run{a,
                            errors,
+                           feedback_.residual.from(first).old_values,
                            feedback_.streams && can_stream(errors),
                            n,
                            block_size,

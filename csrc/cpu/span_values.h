@@ -36,7 +36,7 @@ struct StoredScales {
     if (!has_offsets(format)) return decoding_scale(format, stored, C(0));
     const uint64_t offset = bits_at(layout.offset_at(block));
     return decoding_scale(format, stored,
-                          decode_offset<C>(format.scales, offset, head));
+                          decode_scale<C>(format.scales, offset, head));
   }
 
  private:

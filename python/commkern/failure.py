@@ -79,3 +79,10 @@ class Failure(Exception):  # noqa: N818 - becomes one of commkern.errors
             rank=self.peer,
             step=step,
         )
+
+
+def lost(peer: int, step: int, error: Exception) -> PeerLost:
+    """What to raise where a transfer from or to a peer failed."""
+    return PeerLost(
+        f"rank {peer} was lost in step {step}: {error}", rank=peer, step=step
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import weakref
@@ -132,7 +133,7 @@ class GroupWorker:
         try:
             with self._turn:
                 if self._error is not None:
-                    raise self._error
+                    raise _without_frames(self._error)
                 return job()
         finally:
             with self._order:
@@ -181,7 +182,8 @@ class GroupWorker:
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
         except BaseException as error:
             interrupted = CommkernError(f"an earlier call was interrupted by {error!r}")
-            self._error = error if isinstance(error, Exception) else interrupted
+            known = error if isinstance(error, Exception) else interrupted
+            self._error = _without_frames(known)
             raise
         touched = workspace.arrays["touched"].astype(bool)
         self._clear_untouched(plan, data, touched)
@@ -200,6 +202,14 @@ class GroupWorker:
         for index in np.flatnonzero(~touched):
             member = plan.members[index]
             data[member.offset : member.offset + member.numel] = 0
+
+
+def _without_frames(error: Exception) -> Exception:
+    """A copy without traceback: its frames hold the group, which would never close."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001 - copying runs code of the exception type
+        return CommkernError(f"an earlier call failed with {error!r}")
 
 
 def _external(data: torch.Tensor, residuals: ResidualStore | None) -> dict[str, Bytes]:

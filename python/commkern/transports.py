@@ -1,16 +1,18 @@
 """The process-group transport: a plan's messages over torch.distributed.
 
-Batched point-to-point on the user's own group, in a reserved tag range, which runs
-beside the user's collectives. Every message goes with a 64-byte preamble on a constant
-tag; the message's own tag follows from what the ranks must agree on, so that messages
-of calls that do not match never meet.
+Point-to-point in a reserved tag range, which runs beside the user's collectives: on the
+user's own group and, where that is gloo's, a second one (see `connections`). Every
+message goes with a 64-byte preamble on a constant tag; the message's own tag follows
+from what the ranks must agree on, so that messages of calls that do not match never
+meet.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +20,15 @@ import torch
 import torch.distributed as dist
 
 from commkern.agreement import explain
+from commkern.connections import connections
 from commkern.errors import CommkernError, MismatchError, PeerLost
+from commkern.failure import lost
 from commkern.plan import Plan, Slice
 from commkern.wire import preamble as wire
 
 _TEXT_TAG = wire.PREAMBLE_TAG + 1
 _TEXT_NBYTES = 16384
+_body_tag = functools.lru_cache(256)(wire.body_tag)  # by the plan's preamble
 
 
 @dataclass
@@ -39,7 +44,6 @@ class ProcessGroupTransport:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = weakref.ref(group)
-        self._abandoned: list[Any] = []
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.bytes_sent = 0
@@ -60,19 +64,6 @@ class ProcessGroupTransport:
     ) -> _BoundTransport:
         """The transport of one run of a plan over these workspace tensors."""
         return _BoundTransport(self, plan, workspace, step)
-
-    def start(
-        self, op: Callable[..., Any], piece: torch.Tensor, peer: int, tag: int
-    ) -> dist.P2POp:
-        """One transfer of a batch."""
-        to = dist.get_global_rank(self.group, peer)
-        if op is dist.isend:
-            self.bytes_sent += piece.numel()
-        return dist.P2POp(op, piece, to, self.group, tag)
-
-    def abandon(self, held: Any) -> None:
-        """Keep works and buffers that can no longer complete until the group goes."""
-        self._abandoned.append(held)
 
 
 class EndpointTransport:
@@ -111,16 +102,17 @@ class _BoundTransport:
         step: int,
     ) -> None:
         self._transport = transport
+        self._connections = connections(transport.group, step)
         self._plan = plan
         self._workspace = workspace
         self._step = step
         self._next_round = 0  # the first that has not been posted to every peer
         self._reached: set[int] = set()  # the peers that it has been posted to
-        self._tag = wire.body_tag(plan.preamble)
+        self._tag = _body_tag(plan.preamble)
         self._failure: PeerLost | None = None
         # All receives at once and early: gloo sends at once where the receiver is known
         # to be ready, and otherwise asks first.
-        self._posted = [self._receive(n) for n in range(len(plan.exchanges))]
+        self._posted = [self._post_receives(n) for n in range(len(plan.exchanges))]
 
     def post(self, number: int) -> None:
         """Start every send of a round; the receives are under way since the start."""
@@ -130,30 +122,26 @@ class _BoundTransport:
         # Peer by peer, so that a failure can be blamed on one.
         for peer, message in self._plan.exchanges[number].sends:
             head = self._preamble("preambles_out", number, peer)
-            ops = [
-                self._op(dist.isend, head, peer, wire.PREAMBLE_TAG),
-                self._op(dist.isend, self._view(message), peer),
-            ]
-            posted.messages += [(peer, work) for work in self._batch(ops, peer)]
+            for piece, tag in (
+                (head, wire.PREAMBLE_TAG),
+                (self._view(message), self._tag),
+            ):
+                posted.messages.append((peer, self._send(piece, peer, tag)))
             self._reached.add(peer)
         self._next_round = number + 1
         self._reached.clear()
 
-    def _receive(self, number: int) -> _Posted:
+    def _post_receives(self, number: int) -> _Posted:
         posted = _Posted([], [])
         for peer, message in self._plan.exchanges[number].receives:
             head = self._preamble("preambles_in", number, peer)
-            ops = [
-                self._op(dist.irecv, head, peer, wire.PREAMBLE_TAG),
-                self._op(dist.irecv, self._view(message), peer),
-            ]
             try:
-                first, second = self._batch(ops, peer)
+                first = self._receive(head, peer, wire.PREAMBLE_TAG)
+                posted.preambles.append((peer, first))
+                second = self._receive(self._view(message), peer, self._tag)
+                posted.messages.append((peer, second))
             except PeerLost as error:
                 self._failure = self._failure or error
-                continue
-            posted.preambles.append((peer, first))
-            posted.messages.append((peer, second))
         return posted
 
     def complete(self, number: int) -> None:
@@ -174,10 +162,10 @@ class _BoundTransport:
         for peer in range(self._plan.world_size):
             if peer == self._plan.rank or not self._awaits(peer):
                 continue
-            op = self._op(dist.isend, message, peer, wire.PREAMBLE_TAG)
             with contextlib.suppress(CommkernError):
-                self._transport.abandon((message, self._batch([op], peer)))
-        self._transport.abandon((self._posted, self._workspace))
+                work = self._send(message, peer, wire.PREAMBLE_TAG)
+                self._abandon((message, work))
+        self._abandon((self._posted, self._workspace))
 
     def _awaits(self, peer: int) -> bool:
         """Whether a round is left whose preamble has not been sent to this peer."""
@@ -194,33 +182,33 @@ class _BoundTransport:
         at = (number * self._plan.world_size + peer) * wire.NBYTES
         return self._view(Slice(buffer, at, wire.NBYTES))
 
-    def _op(
-        self,
-        op: Callable[..., Any],
-        piece: torch.Tensor,
-        peer: int,
-        tag: int | None = None,
-    ) -> dist.P2POp:
-        return self._transport.start(op, piece, peer, tag or self._tag)
-
-    def _batch(self, ops: list[dist.P2POp], peer: int) -> list[Any]:
+    def _send(self, piece: torch.Tensor, peer: int, tag: int) -> Any:
+        self._transport.bytes_sent += piece.numel()
+        carrier = self._carrier(self._plan.rank, peer)
         try:
-            return list(dist.batch_isend_irecv(ops))
+            return carrier.send([piece], peer, tag)
         except RuntimeError as error:
-            raise self._lost(peer, error) from error
+            raise lost(peer, self._step, error) from error
+
+    def _receive(self, piece: torch.Tensor, peer: int, tag: int) -> Any:
+        carrier = self._carrier(peer, self._plan.rank)
+        try:
+            return carrier.recv([piece], peer, tag)
+        except RuntimeError as error:
+            raise lost(peer, self._step, error) from error
+
+    def _carrier(self, sender: int, receiver: int) -> Any:
+        return self._connections.carrier(self._transport.group, sender, receiver)
 
     def _wait(self, work: Any, peer: int) -> None:
         try:
-            work.wait()
+            self._connections.wait(work)
         except RuntimeError as error:
-            raise self._lost(peer, error) from error
+            raise lost(peer, self._step, error) from error
 
-    def _lost(self, peer: int, error: RuntimeError) -> PeerLost:
-        return PeerLost(
-            f"rank {peer} was lost in step {self._step}: {error}",
-            rank=peer,
-            step=self._step,
-        )
+    def _abandon(self, held: Any) -> None:
+        """Keep works and buffers that can no longer complete until the group goes."""
+        self._connections.abandoned.append(held)
 
     # --- agreement ----------------------------------------------------------------
 
@@ -235,9 +223,8 @@ class _BoundTransport:
                 lost = lost or error
                 continue
             received = self._preamble("preambles_in", number, peer)
-            if not torch.equal(
-                received, self._preamble("preambles_expected", number, peer)
-            ):
+            expected = self._preamble("preambles_expected", number, peer)
+            if not torch.equal(received, expected):
                 differing.append((peer, received.numpy().tobytes()))
         # In rank order, so that no three ranks wait for each other in a circle.
         errors = [self._explain(*pair, number) for pair in sorted(differing)]
@@ -263,13 +250,11 @@ class _BoundTransport:
         raw = mine.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES, b"\0")
         sent = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         received = torch.zeros(_TEXT_NBYTES, dtype=torch.uint8)
-        ops = [
-            self._op(dist.irecv, received, peer, _TEXT_TAG),
-            self._op(dist.isend, sent, peer, _TEXT_TAG),
-        ]
-        works = self._batch(ops, peer)
-        self._transport.abandon((works, sent, received))
+        works: list[Any] = []
+        self._abandon((works, sent, received))
         try:
+            works.append(self._receive(received, peer, _TEXT_TAG))
+            works.append(self._send(sent, peer, _TEXT_TAG))
             for work in works:
                 self._wait(work, peer)
         except PeerLost:

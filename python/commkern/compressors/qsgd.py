@@ -32,6 +32,9 @@ class QSGD(BlockCoder):
         Elements that share a norm (the paper's bucket).
     norm : "l2" or "linf"
 
+    Error feedback is of no use, and where the variance bound exceeds 1 (few bits, long
+    blocks) residuals can grow without end: leave it off there.
+
     Bits per element: ``bits`` + 32 / block_size, without the paper's Elias coding.
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient
     quantization and encoding" (2017); its variance bound min(n / L^2, sqrt(n) / L)
@@ -39,10 +42,13 @@ class QSGD(BlockCoder):
     """
 
     name: ClassVar[str] = "qsgd"
-    examples: ClassVar[tuple[str, ...]] = ("qsgd:bits=8,block_size=64,norm=linf",)
+    examples: ClassVar[tuple[str, ...]] = (
+        "qsgd:bits=8,block_size=512",
+        "qsgd:bits=3,block_size=64,norm=linf",
+    )
 
     bits: int = 4
-    block_size: int = 512
+    block_size: int = 128
     norm: str = "l2"
 
     def __post_init__(self) -> None:

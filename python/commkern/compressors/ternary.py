@@ -26,9 +26,10 @@ class Ternary(BlockCoder):
         Elements that share a scale; None: one per parameter (per owner's share of it,
         after the reduction), as in the paper, which also clips gradients before.
 
-    Unbiased but for 1/512 of the scale. Bits per element: 1.6 (five to a byte) + 32 /
-    block_size. Source: Wen et al., "TernGrad: ternary gradients to reduce communication
-    in distributed deep learning" (2017).
+    Unbiased but for 1/512 of the scale, with a variance above that of the gradient: use
+    it without error feedback, whose residuals would outgrow the gradient. Bits per
+    element: 1.6 (five to a byte) + 32 / block_size. Source: Wen et al., "TernGrad:
+    ternary gradients to reduce communication in distributed deep learning" (2017).
     """
 
     name: ClassVar[str] = "ternary"

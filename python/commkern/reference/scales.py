@@ -262,7 +262,8 @@ def _range_scales(groups: _Groups, head: Any) -> tuple[Bits, Bits]:
     # Rounded down to -2^127, it would decode to twice that.
     offsets = offsets - np.isinf(offset / half).astype(offsets.dtype)
     offset = _value(offsets, head, fmt, groups.compute)
-    distance = np.minimum(most - offset, np.finfo(groups.compute).max)
+    # Below 0 where the offset had to be the largest number; never -0.
+    distance = np.clip(most - offset, 0, np.finfo(groups.compute).max) + number(0)
     words = _at_least(distance / groups.top, head, fmt)
     reached = groups.top * _value(words, head, fmt, groups.compute) + offset
     words = words - np.isinf(reached / half).astype(words.dtype)

@@ -1,0 +1,117 @@
+"""A connection for each direction between two ranks.
+
+gloo has one socket for each pair of ranks, and cannot read from it while it writes to
+it: with messages both ways its thread spins on a core that the ranks need. So messages
+to lower ranks travel on a gloo group of our own, with the same ranks. It is made when a
+group is first used, over that group, and closed with it. It is no group of torch's
+(``dist.new_group``): that would have to be called by all ranks of the world, or take
+its name from what each rank did before.
+
+Where there is no second one, as with another backend, the user's group carries both
+directions.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commkern.rendezvous import second_group
+
+_BUILD = timedelta(seconds=60)  # at most: all ranks are there by then
+
+
+@dataclass(eq=False)
+class Connections:
+    """What carries the messages of one group, and what must live as long as it.
+
+    ``downward`` is the group for messages to lower ranks, None where the user's group
+    carries them too; ``store`` is where it found its ranks. ``abandoned`` holds works
+    and buffers that can no longer complete.
+    """
+
+    downward: Any = None
+    timeout: timedelta | None = None
+    store: Any = None
+    abandoned: list[Any] = field(default_factory=list)
+
+    def carrier(self, group: dist.ProcessGroup, sender: int, receiver: int) -> Any:
+        """The group whose ``send`` and ``recv`` take a message from here to there."""
+        if self.downward is None or sender < receiver:
+            return group
+        return self.downward
+
+    def wait(self, work: Any) -> None:
+        """Wait for a work of either group, at most for the user's time-out."""
+        if self.timeout is None:
+            work.wait()
+        else:
+            work.wait(self.timeout)
+
+
+_OPEN: weakref.WeakKeyDictionary[dist.ProcessGroup, Connections] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def connections(group: dist.ProcessGroup, step: int) -> Connections:
+    """The connections of a group, made at first use; every rank calls it then.
+
+    Raises PeerLost naming a rank that does not call it within the group's time-out, or
+    that dies.
+    """
+    found = _OPEN.get(group)
+    if found is None:
+        found = _OPEN[group] = Connections()
+        if dist.get_world_size(group) > 1:
+            _open(group, found, step)
+    return found
+
+
+def _leave_to_parent() -> None:
+    """Closing a group in a forked child would wait for threads that are not there."""
+    _INHERITED.extend(_OPEN.values())
+    _OPEN.clear()
+
+
+_INHERITED: list[Connections] = []
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _open(group: dist.ProcessGroup, mine: Connections, step: int) -> None:
+    gloo = _gloo(group)
+    if gloo is None:
+        return
+    timeout: timedelta = gloo.options._timeout
+    # Whoever fails tells the others, and they have to wait for that.
+    limit = min(timeout / 2, _BUILD)
+    built = second_group(group, limit, step, mine.abandoned)
+    if built.group is not None:
+        mine.downward, mine.timeout, mine.store = built.group, timeout, built.box
+        return
+    cause = built.reason or "another rank could not open its own"
+    warnings.warn(
+        f"no second connection between the ranks ({cause}); both directions share the "
+        "group's, which is slower",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _gloo(group: dist.ProcessGroup) -> Any:
+    """The gloo backend that carries the group's CPU tensors, or None."""
+    if not dist.is_gloo_available():
+        return None
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # none for the CPU
+        return None
+    backend = getattr(backend, "wrapped_pg", backend)  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+    return backend if isinstance(backend, dist.ProcessGroupGloo) else None
