@@ -195,13 +195,16 @@ struct Natural : CodeDefaults {
   template <bool kStochastic>
   COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t* bytes) {
     static_assert(kStochastic);
-    const Ints y = smaller(magnitude_of(p), bits_as<Ints>(broadcast(1.0f)));
+    const Ints y = clipped_magnitude(p, 1.0f);
     const Ints moved = y + ((widen_bytes(bytes) << 15) | (1 << 14));
     const Ints normal = (moved >> 23) + (kTop - 127);
-    const Floats lifted = bits_as<Floats>(y) * power_of_two<float>(kTop - 1);
-    const Ints lowest = (lifted + rounding_offsets(bytes) >= 1.0f) & 1;
-    const Ints smallest = bits_as<Ints>(broadcast(power_of_two<float>(1 - kTop)));
-    const Ints level = y < smallest ? lowest : normal;
+    Ints level = normal;
+    if constexpr (kTop < 127) {  // 2^(1 - kTop) is not the smallest normal number
+      const Floats lifted = bits_as<Floats>(y) * power_of_two<float>(kTop - 1);
+      const Ints lowest = (lifted + rounding_offsets(bytes) >= 1.0f) & 1;
+      const Ints smallest = bits_as<Ints>(broadcast(power_of_two<float>(1 - kTop)));
+      level = y < smallest ? lowest : normal;
+    }
     return level | sign_of(p, level, kSignCode);
   }
   template <class C>

@@ -43,20 +43,42 @@ constexpr float float_below(double x) {
   return __builtin_bit_cast(float, nearest > 0 ? bits - 1 : bits + 1);
 }
 
-// The midpoints of NF4 as a search tree: node i has the children 2i and 2i + 1.
-struct NormalFloat4Tree {
-  float value[16];
-  constexpr NormalFloat4Tree() : value() {
-    for (int32_t node = 1; node < 16; ++node) {
-      int32_t first = node;
-      int32_t width = 1;
-      for (; first < 8; first *= 2) width *= 2;
-      value[node] =
-          float_below(book_midpoint<NormalFloat4Book>(2 * (first - 8) + width - 1));
+// NF4's midpoints, and bins of the positions -1 ... 1 that hold one at most: the number
+// of midpoints below a bin, and the one in it.
+struct NormalFloat4Midpoints {
+  static constexpr float kScale = 15.9f;  // a position's bin is floor((p + 1) * kScale)
+  float value[15];
+  int32_t below[32];
+  float within[32];
+
+  constexpr NormalFloat4Midpoints() : value(), below(), within() {
+    int32_t bin = 0;
+    for (int32_t i = 0; i < 15; ++i) {
+      value[i] = float_below(book_midpoint<NormalFloat4Book>(i));
+      const int32_t own = static_cast<int32_t>((value[i] + 1) * kScale);
+      for (; bin <= own; ++bin) {
+        below[bin] = i;
+        within[bin] = bin == own ? value[i] : __builtin_inff();
+      }
+    }
+    for (; bin < 32; ++bin) {
+      below[bin] = 15;
+      within[bin] = __builtin_inff();
     }
   }
+  // That no two share a bin, nor is one where rounding may choose between bins.
+  constexpr bool is_safe() const {
+    for (int32_t i = 0; i < 15; ++i) {
+      const float place = (value[i] + 1) * kScale;
+      const float fraction = place - static_cast<float>(static_cast<int32_t>(place));
+      if (fraction < 0.001f || fraction > 0.999f) return false;
+      if (below[static_cast<int32_t>(place)] != i) return false;
+    }
+    return true;
+  }
 };
-static constexpr NormalFloat4Tree kNormalFloat4Tree;
+static constexpr NormalFloat4Midpoints kNormalFloat4Midpoints;
+static_assert(kNormalFloat4Midpoints.is_safe());
 
 struct NormalFloat4 : CodeDefaults {
   static constexpr int kBits = 4;
@@ -67,21 +89,20 @@ struct NormalFloat4 : CodeDefaults {
     static_assert(!kStochastic);
     return search(kNormalFloat4Values, p);
   }
-  // Down the tree, where a table of 16 costs a shuffle or two.
+  // By bin where that costs a shuffle, else by comparing with all midpoints.
   template <bool kStochastic>
   COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
     static_assert(!kStochastic);
-    const float (&tree)[16] = kNormalFloat4Tree.value;
+    const NormalFloat4Midpoints& midpoints = kNormalFloat4Midpoints;
     Ints index{};
-    if constexpr (kLanes > 4) {
-      index = 2 - (p > tree[1]);
-      for (int level = 1; level < 4; ++level) {
-        index = index + index - (p > look_up_16(tree, index));
-      }
-    } else {
-      for (int node = 1; node < 16; ++node) index -= p > tree[node];
-    }
-    return (index & 15) ^ kNormalFloat4Zero;
+#if defined(__AVX512BW__)
+    const Floats place = clipped(p, 1.0f) * midpoints.kScale + midpoints.kScale;
+    const Ints bin = truncated(place);
+    index = look_up_32(midpoints.below, bin) - (p > look_up_32(midpoints.within, bin));
+#else
+    for (float middle : midpoints.value) index -= p > middle;
+#endif
+    return index ^ kNormalFloat4Zero;
   }
 
   template <class C>

@@ -15,21 +15,25 @@ struct Minifloat : CodeDefaults {
     static_assert(!kStochastic);
     return static_cast<int32_t>(minifloat_code<Format>(p));
   }
+  // As minifloat_code(), but that the power of two comes with an even number of units
+  // which takes the smallest exponent off; bits above the code are not cleared.
   template <bool kStochastic>
   COMMKERN_MEMBER static Ints encode_lanes(Floats p, const uint8_t*) {
     static_assert(!kStochastic);
     constexpr int kShift = 23 - Format::kMantissaBits;
-    const Ints largest = bits_as<Ints>(broadcast(Format::kLargestNumber));
-    const Ints smallest =
-        bits_as<Ints>(broadcast(power_of_two<float>(Format::kMinExponent)));
-    const Ints bits = smaller(magnitude_of(p), largest);
-    const Ints exponent =
-        larger(bits & broadcast_bits(FloatBits<float>::kInf), smallest);
-    const Ints magic = exponent + (kShift << 23);
-    const Ints units =
-        bits_as<Ints>(bits_as<Floats>(bits) + bits_as<Floats>(magic)) - magic;
-    const Ints code = units + ((exponent - smallest) >> kShift);
-    return code | sign_of(p, code, static_cast<int32_t>(Format::kSignCode));
+    constexpr int32_t kSmallest = 127 + Format::kMinExponent;
+    constexpr int32_t kMagic =
+        (kShift << 23) + (1 << 23) - (kSmallest << Format::kMantissaBits);
+    const Ints magnitude = clipped_magnitude(p, Format::kLargestNumber);
+    const Ints exponent = larger(magnitude & broadcast_bits(FloatBits<float>::kInf),
+                                 Ints{} + (kSmallest << 23));
+    const Floats magic = bits_as<Floats>(exponent + kMagic);
+    const Ints code =
+        bits_as<Ints>(bits_as<Floats>(magnitude) + magic) + (exponent >> kShift);
+    // Half the smallest denormal rounds to 0.
+    const float least =
+        power_of_two<float>(Format::kMinExponent - Format::kMantissaBits - 1);
+    return code | ((p < -least) & static_cast<int32_t>(Format::kSignCode));
   }
 
   template <class C>

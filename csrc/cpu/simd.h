@@ -39,6 +39,15 @@ COMMKERN_INLINE Ints magnitude_of(Floats x) {
 COMMKERN_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
 COMMKERN_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
 
+// The bits of |x|, or of `most` where that is less.
+COMMKERN_INLINE Ints clipped_magnitude(Floats x, float most) {
+#if defined(__AVX512DQ__)
+  return bits_as<Ints>(_mm512_range_ps(x, broadcast(most), 0xa));
+#else
+  return smaller(magnitude_of(x), bits_as<Ints>(broadcast(most)));
+#endif
+}
+
 // Per lane `mask` (all ones or all zeros).
 COMMKERN_INLINE Floats choose(Ints mask, Floats yes, Floats no) {
   return bits_as<Floats>((bits_as<Ints>(yes) & mask) | (bits_as<Ints>(no) & ~mask));

@@ -35,6 +35,10 @@ COMMKERN_INLINE Ints round_down(Floats x) {
       _mm512_cvt_roundps_epi32(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
 }
 
+COMMKERN_INLINE Ints truncated(Floats x) {
+  return bits_as<Ints>(_mm512_cvttps_epi32(x));
+}
+
 COMMKERN_INLINE uint32_t largest_lane(Ints x) {
   return _mm512_reduce_max_epu32(bits_as<__m512i>(x));
 }
@@ -75,6 +79,12 @@ COMMKERN_INLINE void store_group(uint8_t* out, const Ints (&codes)[kParts]) {
     store(out, 0, _mm512_test_epi32_mask(all, _mm512_set1_epi32(1)));
   } else if constexpr (kBits == 8) {
     store(out, 0, _mm512_cvtepi32_epi8(all));
+  } else if constexpr (kBits == 4) {
+    // Two codes meet in the low byte of each 64-bit lane.
+    const __m512i second = _mm512_srli_epi64(all, 28);
+    const __m512i low = _mm512_set1_epi64(15);  // low ? all : second
+    const __m512i pairs = _mm512_ternarylogic_epi64(all, second, low, 0xe4);
+    store_exactly<8>(out, _mm_cvtsi128_si64(_mm512_cvtepi64_epi8(pairs)));
   } else {
     const __m128i mask = _mm_set1_epi8((1 << kBits) - 1);
     const __m128i bytes = _mm_and_si128(_mm512_cvtepi32_epi8(all), mask);
@@ -115,12 +125,25 @@ COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
                                    : _mm512_srli_epi32(top, 32 - kBits));
 }
 
+// x, or the number of its sign and magnitude `most` where that is nearer 0.
+COMMKERN_INLINE Floats clipped(Floats x, float most) {
+  return _mm512_range_ps(x, _mm512_set1_ps(most), 0x2);
+}
+
 // table[index] of each lane.
 COMMKERN_INLINE Ints look_up(const int32_t* table, Ints index) {
   return bits_as<Ints>(_mm512_i32gather_epi32(bits_as<__m512i>(index), table, 4));
 }
 COMMKERN_INLINE Floats look_up(const float* table, Ints index) {
   return _mm512_i32gather_ps(bits_as<__m512i>(index), table, 4);
+}
+COMMKERN_INLINE Ints look_up_32(const int32_t (&table)[32], Ints index) {
+  return bits_as<Ints>(_mm512_permutex2var_epi32(
+      load<__m512i>(table, 0), bits_as<__m512i>(index), load<__m512i>(table, 1)));
+}
+COMMKERN_INLINE Floats look_up_32(const float (&table)[32], Ints index) {
+  return _mm512_permutex2var_ps(load<__m512>(table, 0), bits_as<__m512i>(index),
+                                load<__m512>(table, 1));
 }
 COMMKERN_INLINE Floats look_up_16(const float (&table)[16], Ints index) {
   return _mm512_permutexvar_ps(bits_as<__m512i>(index), load<__m512>(table, 0));
