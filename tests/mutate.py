@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("csrc", "cmake", "python", "tests", "CMakeLists.txt", "pyproject.toml")
 HADAMARD = ("test_hadamard.py",)
 QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
+FIXED_POINT = ("test_fixed_point.py",)
 
 
 class Mutant(NamedTuple):
@@ -112,6 +113,18 @@ MUTANTS = [
         "if (scale >= C(0x1p-100)) return",
         "if (scale > C(0)) return",
         QUANTIZE,
+    ),
+    Mutant(
+        "the smallest exponent wins",
+        "Word of(Word a, Word b) { return a > b ? a : b; }",
+        "Word of(Word a, Word b) { return a < b ? a : b; }",
+        FIXED_POINT,
+    ),
+    Mutant(
+        "fixed-point codes leave their range",
+        "p = p > low ? p : low;",
+        "",
+        FIXED_POINT,
     ),
     Mutant(
         "fp64 narrows in two roundings",

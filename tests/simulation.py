@@ -8,6 +8,7 @@ owner's share, the simulation knows the shares as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from commkern import reference
 from commkern.compressors import Compressor, compressor
 from commkern.compressors.base import WHO_REDUCED, Operands
 from commkern.dtypes import dtype_name
-from commkern.layout import chunk_bounds
+from commkern.layout import chunk_bounds, stages_of
 from commkern.spans import SpanTable, one_span, span_table
 from commkern.wire.crc import hash_text
 from commkern.wire.message import align
@@ -40,24 +41,19 @@ def two_shot(
     """The result on every rank. ``residuals`` (fp32, one a rank) are updated: each with
     its own coding error, and the first also with the owners' error, wherever it is."""
     coder = compressor(coder)
-    dtype, numel = dtype_name(tensors[0].dtype), tensors[0].numel()
-    spans, nbytes = _spans(coder, numel, dtype, hash_text(name), len(tensors))
-    payloads = []
-    for rank, tensor in enumerate(tensors):
-        payload = np.zeros(nbytes, np.uint8)
-        on = Operands(spans, dtype, seed, step, rank, _fed(residuals, rank))
-        call(coder.compress_calls(on, tensor.contiguous(), payload))
-        payloads.append(payload)
-    reduced = np.zeros_like(payloads[0])
-    on = Operands(spans, dtype, seed, step, WHO_REDUCED, _fed(residuals, 0))
-    call(coder.reduce_calls(on, payloads, reduced))
+    dtype, numel, size = dtype_name(tensors[0].dtype), tensors[0].numel(), len(tensors)
+    spans, nbytes = _spans(coder, numel, dtype, hash_text(name), size)
+    *payloads, reduced = (np.zeros(nbytes, np.uint8) for _ in range(size + 1))
+    whole = Operands(spans, dtype, seed, step, world_size=size)
+    for on in stages_of(coder, whole, reduced):
+        for rank, tensor in enumerate(tensors):
+            mine = replace(on, who=rank, residual=_fed(residuals, rank))
+            call(coder.compress_calls(mine, tensor.contiguous(), payloads[rank]))
+        owner = replace(on, who=WHO_REDUCED, residual=_fed(residuals, 0))
+        call(coder.reduce_calls(owner, payloads, reduced))
     result = torch.empty(numel, dtype=tensors[0].dtype)
-    scale = 1.0 / len(tensors) if average else 1.0
-    call(
-        coder.decompress_calls(
-            on, reduced, result, scale=scale, world_size=len(tensors)
-        )
-    )
+    scale = 1.0 / size if average else 1.0
+    call(coder.decompress_calls(owner, reduced, result, scale=scale))
     return result.reshape(tensors[0].shape)
 
 

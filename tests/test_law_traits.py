@@ -110,11 +110,16 @@ def variance_input(coder: ck.Compressor, kind: str, n: int) -> torch.Tensor:
         return random((n,), torch.float32, seed=3)
     block = torch.zeros(n)
     if kind == "half steps":
-        assert isinstance(coder, BlockCoder)
-        fmt = coder.block_format()
-        block[:] = 2 / 3 if fmt.code == "natural" else 0.5 / fmt.largest
+        block[:] = 2 / 3 if coder.name == "natural" else half_step(coder)
     block[n // 2] = 1.0
     return block
+
+
+def half_step(coder: ck.Compressor) -> float:
+    """Half the distance of two values of a block whose largest is 1."""
+    if isinstance(coder, BlockCoder):
+        return 0.5 / coder.block_format().largest
+    return coder.error_bound(1.0, "float32") / 2
 
 
 def test_variance_bounds_are_tight_in_the_worst_case() -> None:

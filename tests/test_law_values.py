@@ -29,6 +29,7 @@ from commkern.compressors.base import Operands
 from commkern.compressors.block import BlockCoder
 from commkern.dtypes import dtype_name
 from commkern.errors import BackendError
+from commkern.layout import stages_of
 from commkern.spans import one_span
 
 
@@ -122,9 +123,10 @@ def test_residual_is_what_was_lost_to_the_bit(coder, dtype, numel) -> None:
     on = Operands(
         one_span(numel, parameter_id=7), name, seed=5, step=6, residual=(old, new)
     )
-    kernel_calls(coder, on, tensor, body, what="compress")
+    for staged in stages_of(coder, on, body):
+        kernel_calls(coder, staged, tensor, body, what="compress")
     decoded = torch.empty(numel, dtype=working)
-    wide = Operands(one_span(numel), dtype_name(working))
+    *_, wide = stages_of(coder, Operands(one_span(numel), dtype_name(working)), body)
     if isinstance(coder, ck.Identity):  # its wire type follows the data's
         decoded = torch.frombuffer(bytearray(body), dtype=dtype).to(working)
     else:

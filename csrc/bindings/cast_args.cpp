@@ -125,7 +125,7 @@ void cast_value(const char* field, py::handle value, SpanTable& out, Holder& hol
   const View& view = request(field, value, false, holder);
   if (view->ndim != 1 || view->itemsize != static_cast<py::ssize_t>(sizeof(Span))) {
     wrong_value(field,
-                "a one-dimensional array of dtype commkern.spans.SPAN (48 bytes)",
+                "a one-dimensional array of dtype commkern.spans.SPAN (56 bytes)",
                 py::str(std::to_string(view->ndim) + " dimensions of " +
                         std::to_string(view->itemsize) + " bytes"));
   }

@@ -52,6 +52,7 @@ void check_spans(const SpanTable& spans) {
     check_field("length", row, span.length, kMaxElements);
     check_field("begin", row, span.begin, INT64_MAX);
     check_field("body", row, span.body, kMaxNbytes);
+    check_field("earlier", row, span.earlier, kMaxNbytes);
     check_field("residual", row, span.residual, kMaxElements);
   }
 }

@@ -28,11 +28,12 @@ struct Span {
   int64_t length;         // elements
   int64_t begin;          // index of that first element within its parameter
   int64_t body;           // byte offset of the span's coded form in a payload
+  int64_t earlier;        // the same in the stage before, for coders of several stages
   int64_t residual;       // first element in either version of the residual
   uint32_t parameter_id;  // CRC-32C of the parameter's name, keys the random draws
   uint32_t parameter;     // row of the parameter in per-parameter tables
 };
-static_assert(sizeof(Span) == 48);
+static_assert(sizeof(Span) == 56);
 
 struct SpanTable {
   const Span* rows = nullptr;

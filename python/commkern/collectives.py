@@ -130,6 +130,7 @@ def all_reduce(
     if state is not None:
         check_feedback(coder, state.feedback)
     runs = worker(group)
+    coder.check_world_size(runs.world_size)
     settings = Settings(
         op=operation,
         algorithm="two_shot" if deterministic else algorithm,

@@ -93,6 +93,7 @@ class CompressionState:
             raise TypeError(f"grad_scaler must have get_scale(), got {grad_scaler!r}")
         resolve(algorithm, self.compressor.aggregation)
         self.worker: GroupWorker = worker(_group_of(module, process_group))
+        self.compressor.check_world_size(self.worker.world_size)
         self._settings = Settings(
             op="avg",
             algorithm="two_shot" if deterministic else algorithm,
@@ -169,7 +170,9 @@ class CompressionState:
 
         Raises ValueError where ranks are further apart.
         """
-        self.worker = worker(process_group)
+        joined = worker(process_group)
+        self.compressor.check_world_size(joined.world_size)
+        self.worker = joined
         self._plans.clear()
         group = process_group if process_group is not None else dist.group.WORLD
         lowest = torch.tensor(self.step)

@@ -29,6 +29,7 @@ from commkern.spans import one_span
 MIB = int(os.environ.get("COMMKERN_BENCH_MIB", "128"))
 ROUNDS = 15
 _BLOCK = 128
+_FIXED_BLOCK = 256
 _CHECKED = 64 * _BLOCK  # elements compared with the reference
 _UNTIMED_ROUNDS = 2
 
@@ -60,11 +61,19 @@ class Case(NamedTuple):
     def encodes(self) -> bool:
         return "residual" in getattr(reference, self.kernel).fields
 
+    def is_fixed(self) -> bool:
+        """Whether codes are fixed point."""
+        return self.kernel.startswith("fixed_") or self.kernel == "block_exponents"
+
     def moved_nbytes(self) -> float:
         """Bytes read and written for an element."""
         if self.kernel == "hadamard":
             return 8
         coded = self.bits / 8 + 4 / _BLOCK if self.bits else 2
+        if self.is_fixed():
+            coded = self.bits / 8 + 1 / _FIXED_BLOCK
+        if self.kernel == "block_exponents":
+            coded = 1 / _FIXED_BLOCK
         parts = 2 if self.kernel.endswith("_sum") else 0
         dense = 8 if self.kernel.endswith("_add") else 0 if parts else 4
         residual = {"": 0, "own": 8, "in place": 8, "two versions": 8}[self.feedback]
@@ -79,6 +88,14 @@ def _cases() -> Iterator[Case]:
             yield Case("requantize_sum", bits, rounding, "own")
         yield Case("dequantize", bits)
         yield Case("dequantize_add", bits)
+    for bits in (8, 16):
+        for rounding in ("nearest", "stochastic"):
+            yield Case("fixed_quantize", bits, rounding)
+        yield Case("fixed_quantize", bits, feedback="two versions")
+        yield Case("block_exponents", bits)
+        yield Case("fixed_sum", bits)
+        yield Case("fixed_dequantize", bits)
+        yield Case("fixed_dequantize_add", bits)
     yield Case("cast", 0)
     yield Case("cast", 0, feedback="two versions")
     yield Case("uncast", 0)
@@ -102,14 +119,24 @@ class Data:
         values, output = torch.randn(elements), torch.randn(elements)
         residuals = values * 0.01, torch.zeros(elements)
         dense = [array.numpy() for array in (values, output, *residuals)]
-        nbytes = elements // _BLOCK * 4 + elements * bits // 8 if bits else 2 * elements
-        coded = [np.zeros(nbytes, np.uint8) for _ in range(3)]
+        head, codes = cls.nbytes(bits, elements)
+        coded = [np.zeros(head + codes, np.uint8) for _ in range(3)]
         data = cls(bits, 0, dense, coded)
-        encode = kernels.quantize if bits else kernels.cast
         for payload in coded:
-            case = Case("quantize" if bits else "cast", bits)
-            encode(**data.arguments(case) | {"payload": payload})
+            data.encode(payload)
         return data
+
+    @staticmethod
+    def nbytes(bits: int, elements: int) -> tuple[int, int]:
+        """Bytes of the scales and of the codes."""
+        if not bits:
+            return 0, 2 * elements
+        return elements // _BLOCK * 4, elements * bits // 8
+
+    def encode(self, payload: Array) -> None:
+        case = Case("quantize" if self.bits else "cast", self.bits)
+        arguments = self.arguments(case) | {"payload": payload}
+        getattr(kernels, case.kernel)(**arguments)
 
     def arguments(self, case: Case) -> dict[str, Any]:
         values, output, old, new = self.dense
@@ -142,22 +169,52 @@ class Data:
         """A copy of the elements [first, last), which begin and end a block."""
         dense = [array[first:last].copy() for array in self.dense]
         coded = [self._coded_stretch(array, first, last) for array in self.coded]
-        return Data(self.bits, first, dense, coded)
+        return type(self)(self.bits, first, dense, coded)
 
     def _coded_stretch(self, payload: Array, first: int, last: int) -> Array:
-        if not self.bits:
-            values: Array = payload[2 * first : 2 * last].copy()
-            return values
-        scales = payload[first // _BLOCK * 4 : last // _BLOCK * 4]
-        codes = payload[self.elements // _BLOCK * 4 :]
-        codes = codes[first * self.bits // 8 : last * self.bits // 8]
-        both: Array = np.concatenate([scales, codes])
+        (from_head, from_codes), (to_head, to_codes), (head, _) = (
+            self.nbytes(self.bits, count) for count in (first, last, self.elements)
+        )
+        scales, codes = payload[:head], payload[head:]
+        both: Array = np.concatenate(
+            [scales[from_head:to_head], codes[from_codes:to_codes]]
+        )
         return both
 
 
+class FixedData(Data):
+    """The same in fixed point, as one of two ranks has it."""
+
+    @staticmethod
+    def nbytes(bits: int, elements: int) -> tuple[int, int]:
+        """Bytes of the exponents and of the codes."""
+        return elements // _FIXED_BLOCK, elements * bits // 8
+
+    def encode(self, payload: Array) -> None:
+        for kernel in ("block_exponents", "fixed_quantize"):
+            arguments = self.arguments(Case(kernel, self.bits)) | {"payload": payload}
+            if kernel == "fixed_quantize":
+                arguments["exponents"] = payload
+            getattr(kernels, kernel)(**arguments)
+
+    def arguments(self, case: Case) -> dict[str, Any]:
+        made, (head, _) = super().arguments(case), self.nbytes(self.bits, self.elements)
+        if case.kernel != "block_exponents":
+            made["spans"]["body"] = head
+        more = {
+            "exponents": self.coded[0],
+            "digits": self.bits - 2,
+            "largest": 2 ** (self.bits - 2) - 1,
+            "block_size": _FIXED_BLOCK,
+        }
+        fields = getattr(reference, case.kernel).fields
+        return made | {name: more[name] for name in fields if name in more}
+
+
 @functools.lru_cache(maxsize=1)
-def _data(bits: int) -> Data:
-    return Data.of(bits, MIB * 2**20 // 4)
+def _data(fixed: bool, bits: int) -> Data:
+    elements = MIB * 2**20 // 4
+    return FixedData.of(bits, elements) if fixed else Data.of(bits, elements)
 
 
 def _isas() -> list[str]:
@@ -204,7 +261,7 @@ def _timed(run: Callable[[], Any]) -> float:
 @pytest.mark.parametrize("isa", _isas())
 @pytest.mark.parametrize("case", list(_cases()), ids=str)
 def test_kernel(benchmark: Any, isa: str, case: Case) -> None:
-    data = _data(case.bits)
+    data = _data(case.is_fixed(), case.bits)
     source, target = torch.from_numpy(data.dense[0]), _spare()
     with _one_thread_on(isa):
         _check(case, data)

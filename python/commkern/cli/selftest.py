@@ -17,6 +17,7 @@ from commkern.wire.message import align
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _LENGTHS = (640, 361)  # of two parameters: whole blocks, and a tail
+_BLOCK_SIZE = 64  # of fixed point
 # One for every code, and one for every kind of scale, statistic and rotation.
 _FORMATS = (
     (Format(bits=4, block_size=64), "stochastic"),
@@ -53,8 +54,9 @@ def differences(compiled: Any) -> Iterator[tuple[str, str | None]]:
 
 def _difference(name: str, kernel: Kernel, build: Builder, dtype: str) -> str | None:
     pairs = zip(build(dtype), build(dtype), strict=True)
+    typed = {"dtype": dtype} if "dtype" in getattr(reference, name).fields else {}
     for expected, actual in pairs:
-        problem = _compared(name, kernel, expected | {"dtype": dtype}, actual)
+        problem = _compared(name, kernel, expected | typed, actual | typed)
         if problem:
             return f"{dtype}{_code_of(actual)}: {problem}"
     return None
@@ -67,7 +69,6 @@ def _code_of(arguments: Arguments) -> str:
 def _compared(
     name: str, kernel: Kernel, expected: Arguments, actual: Arguments
 ) -> str | None:
-    actual = actual | {"dtype": expected["dtype"]}
     getattr(reference, name)(**expected)
     kernel(**actual)
     for field in expected:
@@ -227,6 +228,80 @@ def _recast_sum(dtype: str) -> Arguments:
     }
 
 
+# --- fixed point ----------------------------------------------------------------------
+
+
+def _fixed_spans(stage: int) -> SpanTable:
+    """Codes behind the exponents of up to two bytes a block."""
+    blocks = [2 * -(-n // _BLOCK_SIZE) for n in _LENGTHS]
+    exponents, codes = (0, blocks[0]), (sum(blocks), sum(blocks) + 2 * _LENGTHS[0])
+    spans = _spans(codes if stage else exponents)
+    spans["earlier"] = exponents
+    return spans
+
+
+def _fixed_format(stage: int) -> Arguments:
+    bits = {"bits": 16, "digits": 13} if stage else {}
+    return {"spans": _fixed_spans(stage), "block_size": _BLOCK_SIZE} | bits
+
+
+def _fixed_payload() -> Any:
+    *_, last = _fixed_spans(1)
+    return _zeros(int(last["body"]) + 2 * int(last["length"]))
+
+
+def _block_exponents(dtype: str, seed: int = 1) -> Arguments:
+    fields = {"input": _values(dtype, seed), "residual": _residual()}
+    return _fixed_format(0) | fields | {"payload": _fixed_payload()}
+
+
+def _exponents(dtype: str, seed: int) -> Any:
+    arguments = _block_exponents(dtype, seed)
+    reference.block_exponents(**arguments, dtype=dtype)
+    return arguments["payload"]
+
+
+def _max_exponents(dtype: str) -> Arguments:
+    parts = [_exponents(dtype, seed) for seed in range(3)]
+    return _fixed_format(0) | {"parts": parts, "payload": _fixed_payload()}
+
+
+def _fixed_quantize(dtype: str, seed: int = 1) -> Arguments:
+    return _fixed_format(1) | {
+        "input": _values(dtype, seed),
+        "exponents": _exponents(dtype, seed),
+        "payload": _fixed_payload(),
+        "residual": _residual(),
+        "largest": 8191,
+        "rounding": "stochastic",
+        "seed": 2**40 + 7,
+        "step": 3,
+        "stream": 1 << 24,
+    }
+
+
+def _fixed_coded(dtype: str, seed: int) -> Any:
+    arguments = _fixed_quantize(dtype, seed)
+    arguments["payload"] = arguments["exponents"]  # exponents and codes in one
+    reference.fixed_quantize(**arguments, dtype=dtype)
+    return arguments["payload"]
+
+
+def _fixed_sum(dtype: str) -> Arguments:
+    parts = [_fixed_coded(dtype, seed) for seed in range(3)]
+    fields = {"spans": _fixed_spans(1), "bits": 16}
+    return fields | {"parts": parts, "payload": _fixed_payload()}
+
+
+def _fixed_dequantize(dtype: str) -> Arguments:
+    return _fixed_format(1) | {
+        "payload": _fixed_coded(dtype, 1),
+        "output": _values(dtype, 2),
+        "scale": 1 / 3,
+        "nonfinite": _zeros(2),
+    }
+
+
 # --- dense ----------------------------------------------------------------------------
 
 
@@ -271,6 +346,12 @@ _BUILDERS: dict[str, Builder] = {
     "uncast": _only(_uncast),
     "uncast_add": _only(_uncast),
     "recast_sum": _only(_recast_sum),
+    "block_exponents": _only(_block_exponents),
+    "max_exponents": _only(_max_exponents),
+    "fixed_quantize": _only(_fixed_quantize),
+    "fixed_sum": _only(_fixed_sum),
+    "fixed_dequantize": _only(_fixed_dequantize),
+    "fixed_dequantize_add": _only(_fixed_dequantize),
     "sum": _only(_sum),
     "absmax": _only(_absmax),
     "nonfinite_check": _only(_flags),

@@ -13,6 +13,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 from commkern.compressors.cast import Cast, Identity
 from commkern.compressors.codebook import CodeBook
+from commkern.compressors.fixed_point import FixedPoint
 from commkern.compressors.float8 import Float8
 from commkern.compressors.microscaling import Microscaling
 from commkern.compressors.natural import Natural
@@ -30,6 +31,7 @@ __all__ = [
     "Cast",
     "CodeBook",
     "Compressor",
+    "FixedPoint",
     "Float8",
     "Identity",
     "Microscaling",

@@ -84,7 +84,6 @@ class BlockCoder(Compressor):
         scale: float = 1.0,
         nonfinite: Any = None,
         add: bool = False,
-        world_size: int = 1,
     ) -> list[KernelCall]:
         fields = self._operands(on, self.block_format())
         fields |= {"payload": payload, "output": output}

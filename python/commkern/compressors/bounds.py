@@ -143,9 +143,13 @@ def variance(fmt: Format) -> float | None:
         # (max - min)^2 <= 2 |x|^2, and the offset is rounded down.
         distance = math.sqrt(2) + _ROUNDED_UP.get(fmt.scales, 0.0)
         return n * _QUARTER * distance**2 / top**2 * stretch
-    by_steps = n * _QUARTER / top**2 * stretch
-    root = 1 + _ROUNDED_UP.get(fmt.scales, 0.0)
-    by_sizes = math.sqrt(n) / top * root + n * _DRAW / top**2 * stretch
+    return uniform_variance(n, (1 + _ROUNDED_UP.get(fmt.scales, 0.0)) / top)
+
+
+def uniform_variance(n: int, step: float) -> float:
+    """omega for stochastic rounding to multiples of at most ``step`` times absmax."""
+    by_steps = n * _QUARTER * step**2
+    by_sizes = math.sqrt(n) * step + n * _DRAW * step**2
     return min(by_steps, by_sizes)
 
 

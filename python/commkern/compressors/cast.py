@@ -52,7 +52,7 @@ class _ElementWise(Compressor):
     ) -> list[KernelCall]:
         fields = self._fields(on) | {"parts": list(parts), "payload": payload}
         fields["residual"] = on.residual
-        fields["wire_scale"] = self._wire_scale(on.dtype, len(parts))
+        fields["wire_scale"] = self._wire_scale(on.dtype, on.world_size)
         return [KernelCall("recast_sum", fields)]
 
     def decompress_calls(
@@ -64,10 +64,9 @@ class _ElementWise(Compressor):
         scale: float = 1.0,
         nonfinite: Any = None,
         add: bool = False,
-        world_size: int = 1,
     ) -> list[KernelCall]:
         fields = self._fields(on) | {"payload": payload, "output": output}
-        fields["scale"] = scale / self._wire_scale(on.dtype, world_size)
+        fields["scale"] = scale / self._wire_scale(on.dtype, on.world_size)
         fields["nonfinite"] = nonfinite
         return [KernelCall("uncast_add" if add else "uncast", fields)]
 

@@ -119,7 +119,7 @@ def span_rows(spans: SpanTable) -> list[Any]:
             f"spans must be a 1-d array of commkern.spans.SPAN, got {_describe(spans)}"
         )
     for index, row in enumerate(spans):
-        for field in ("offset", "length", "begin", "body", "residual"):
+        for field in ("offset", "length", "begin", "body", "earlier", "residual"):
             if row[field] < 0:
                 raise ValueError(
                     f"span {index}: {field} must be >= 0, got {row[field]}"
