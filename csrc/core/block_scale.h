@@ -36,12 +36,14 @@ COMMKERN_HD int clipped(int x, int least, int most) {
   return x < least ? least : (x > most ? most : x);
 }
 
-// Brings `absmax` to [1, 2), as far as normal numbers do.
+// What values are multiplied by before they are summed: 1 where no sum or square can
+// leave the range, else what brings `absmax` to [1, 2), as far as normal numbers do.
 template <class C>
 COMMKERN_HD C normaliser(C absmax) {
   constexpr int kBias = kBiasOf<C>;
-  return power_of_two<C>(
-      clipped(kBias - biased_exponent(absmax), 1 - kBias, kBias - 1));
+  const int exponent = biased_exponent(absmax) - kBias;
+  if (exponent >= -60 && exponent < 40) return C(1);
+  return power_of_two<C>(clipped(-exponent, 1 - kBias, kBias - 1));
 }
 
 // The head of a span whose largest finite |a| is `absmax`.

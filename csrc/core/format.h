@@ -12,8 +12,8 @@
 //            (core/bitpack.h)
 //
 // A block's scale, from its values a, every operation in C and rounded once; L is the
-// largest value of a code (see `largest_value`), q the power of two that brings absmax
-// to [1, 2), within the range of normal numbers (core/block_scale.h):
+// largest value of a code (see `largest_value`), q the power of two of normaliser() in
+// core/block_scale.h, 1 for absmax in [2^-60, 2^40):
 //   absmax    wanted = max |a| / L
 //   l2        wanted = sqrt(sum((a q)^2)) / L / q
 //   mean      wanted = sum(|a| q) / count / q

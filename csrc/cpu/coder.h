@@ -7,6 +7,35 @@
 
 COMMKERN_BEGIN_ISA
 
+// Most elements that are worked on at once: a unit, which is a whole block or rotation.
+constexpr int64_t kMaxUnit = 8192;
+constexpr int64_t kMaxBlocks = kMaxUnit / 16;
+
+// The scales of the blocks in work.
+template <class C>
+struct BlockScales {
+  alignas(64) C scale[kMaxBlocks];
+  alignas(64) C reciprocal[kMaxBlocks];
+  C offset[kMaxBlocks];
+  C lift[kMaxBlocks];
+  bool halved[kMaxBlocks];
+  // Neither lift nor halved, a scale above 0, and no value outside what the codes
+  // reach, but by rounding: then no code needs to be clamped and no error overflows.
+  bool ordinary[kMaxBlocks];
+  bool all_ordinary;
+
+  COMMKERN_MEMBER BlockScale<C> at(int64_t k) const {
+    return {scale[k], offset[k], reciprocal[k], lift[k], halved[k]};
+  }
+  COMMKERN_MEMBER void set(int64_t k, const BlockScale<C>& s) {
+    scale[k] = s.scale;
+    offset[k] = s.offset;
+    reciprocal[k] = s.reciprocal;
+    lift[k] = s.lift;
+    halved[k] = s.halved;
+  }
+};
+
 // What is coded, and what becomes of its error; those of a NaN block are left alone.
 enum class Errors {
   kNone,   // the values
@@ -23,8 +52,7 @@ struct EncodeRun {
   bool streams;           // written past the cache; the address allows it
   int64_t count;          // values
   int64_t block_size;
-  const BlockScale<C>* scales;
-  const bool* ordinary;  // a block whose values no code needs to be clamped for
+  const BlockScales<C>& scales;
   uint8_t* codes;
   int64_t block_nbytes;
   int64_t first_draw;
@@ -39,7 +67,7 @@ struct DecodeRun {
   int64_t block_nbytes;
   int64_t count;
   int64_t block_size;
-  const BlockScale<C>* scales;
+  const BlockScales<C>& scales;  // `ordinary` and what else encoding needs is not read
   C factor;
   uint8_t* output;
   bool streams;

@@ -55,10 +55,38 @@ class EncodeLoop {
   explicit COMMKERN_MEMBER EncodeLoop(const EncodeRun<C>& run) : run_(run) {}
 
   COMMKERN_MEMBER void run() {
+    if constexpr (kHasVectors<C> && !kStochastic && !Code::kFivePacked) {
+      const bool whole =
+          run_.block_size % kWhole == 0 && run_.count % run_.block_size == 0;
+      if (whole && run_.scales.all_ordinary) return encode_whole_blocks();
+    }
+    encode_any_blocks();
+  }
+
+ private:
+  // The commonest case, for blocks so small that what else there is would count.
+  COMMKERN_MEMBER void encode_whole_blocks() {
+    uint8_t* out = run_.codes;
+    const int64_t size = run_.block_size;
+    const int64_t block_nbytes = run_.block_nbytes;
+    const uint8_t* values = run_.values;
+    const uint8_t* before = run_.before;
+    uint8_t* errors = run_.errors;
+    const bool streams = run_.streams;
+    const BlockScales<C>& s = run_.scales;
+    for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += size) {
+      encode_lanes({s.scale[k], s.offset[k], s.reciprocal[k], 1, false},
+                   values + begin * sizeof(C), before + begin * sizeof(float),
+                   errors + begin * sizeof(float), streams, 0, size,
+                   out + k * block_nbytes, nullptr);
+    }
+  }
+
+  COMMKERN_MEMBER void encode_any_blocks() {
     const int64_t draws_per_block = (run_.block_size + 15) / 16;
     for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += run_.block_size) {
       const int64_t n = smaller(run_.block_size, run_.count - begin);
-      scale_ = run_.scales[k];
+      scale_ = run_.scales.at(k);
       values_ = run_.values + begin * sizeof(C);
       errors_ =
           kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(float);
@@ -70,15 +98,14 @@ class EncodeLoop {
       } else if constexpr (Code::kFivePacked) {
         uint8_t* codes = five_.block(k, run_.block_size);
         pad_five(codes, n);
-        encode_block(n, run_.ordinary[k], codes);
+        encode_block(n, run_.scales.ordinary[k], codes);
       } else {
-        encode_block(n, run_.ordinary[k], out);
+        encode_block(n, run_.scales.ordinary[k], out);
       }
     }
     if constexpr (Code::kFivePacked) pack_blocks();
   }
 
- private:
   COMMKERN_MEMBER C at(int64_t i) const {
     const C a = load<C>(values_, i);
     if constexpr (kErrors != Errors::kWrite) return a;
@@ -104,7 +131,7 @@ class EncodeLoop {
 
   COMMKERN_MEMBER void pack_blocks() {
     for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += run_.block_size) {
-      if (!(run_.scales[k].scale > 0)) continue;
+      if (!(run_.scales.scale[k] > 0)) continue;
       const int64_t n = smaller(run_.block_size, run_.count - begin);
       pack_five(five_.block(k, run_.block_size), n, run_.codes + k * run_.block_nbytes);
     }
@@ -131,29 +158,34 @@ class EncodeLoop {
   COMMKERN_MEMBER int64_t encode_vectors(int64_t n, uint8_t* out) {
     const int64_t end = n / kWhole * kWhole;
     if constexpr (!kStochastic) {
-      encode_lanes(0, end, out, nullptr);
+      encode_own_lanes(0, end, out, nullptr);
     } else {
       for (int64_t i = 0; i < end;) {
         const uint64_t draw = first_draw_ + i / 16;
         const uint8_t* bytes = run_.draws.bytes_of(draw);
         const int64_t next = smaller(i + 16 * run_.draws.left_from(draw), end);
-        encode_lanes(i, next, out, bytes);
+        encode_own_lanes(i, next, out, bytes);
         i = next;
       }
     }
     return end;
   }
 
-  COMMKERN_MEMBER void encode_lanes(int64_t begin, int64_t end, uint8_t* out,
-                                    const uint8_t* bytes) {
-    const Floats scale = broadcast(scale_.scale);
-    const Floats reciprocal = broadcast(scale_.reciprocal);
-    const Floats offset = broadcast(scale_.offset);
-    // Locals: for all the compiler knows, stores may change members.
-    const uint8_t* values = values_;
-    const uint8_t* before = before_;
-    uint8_t* errors = errors_;
-    const bool streams = run_.streams;
+  COMMKERN_MEMBER void encode_own_lanes(int64_t begin, int64_t end, uint8_t* out,
+                                        const uint8_t* bytes) {
+    encode_lanes(scale_, values_, before_, errors_, run_.streams, begin, end, out,
+                 bytes);
+  }
+
+  // All in arguments: for all the compiler knows, stores may change members.
+  static COMMKERN_MEMBER void encode_lanes(const BlockScale<C>& s,
+                                           const uint8_t* values, const uint8_t* before,
+                                           uint8_t* errors, bool streams, int64_t begin,
+                                           int64_t end, uint8_t* out,
+                                           const uint8_t* bytes) {
+    const Floats scale = broadcast(s.scale);
+    const Floats reciprocal = broadcast(s.reciprocal);
+    const Floats offset = broadcast(s.offset);
     for (int64_t i = begin; i < end; i += kWhole) {
       Ints codes[kParts];
       for (int v = 0; v < kParts; ++v) {
@@ -247,24 +279,28 @@ class DecodeLoop {
         unpack_five(codes, n, five_.codes);
         codes = five_.codes;
       }
-      decode_block(run_.scales[k], codes, n, output);
+      decode_block(k, codes, n, output);
     }
   }
 
  private:
-  COMMKERN_MEMBER void decode_block(const BlockScale<C>& s, const uint8_t* codes,
-                                    int64_t n, uint8_t* output) {
+  COMMKERN_MEMBER void decode_block(int64_t k, const uint8_t* codes, int64_t n,
+                                    uint8_t* output) {
+    const C scale = run_.scales.scale[k], factor = run_.factor;
+    const C offset = Code::kOffset ? run_.scales.offset[k] : C(0);
+    const bool halved = Code::kOffset && run_.scales.halved[k];
     int64_t begin = 0;
     if constexpr (kHasVectors<C>) {
-      if (!s.halved) begin = decode_lanes(s, codes, n, output);
+      begin = halved ? 0 : n / kWhole * kWhole;
+      decode_lanes(scale, offset, factor, codes, begin, output, run_.streams);
     }
     for (int64_t i = begin; i < n; ++i) {
-      C y = Code::template decode<C>(code_at(codes, i)) * s.scale;
+      C y = Code::template decode<C>(code_at(codes, i)) * scale;
       if constexpr (Code::kOffset) {
-        y += s.offset;
-        if (s.halved) y *= C(2);
+        y += offset;
+        if (halved) y *= C(2);
       }
-      y *= run_.factor;
+      y *= factor;
       if constexpr (kAdd) y = load<C>(output, i) + y;
       store(output, i, y);
     }
@@ -279,12 +315,10 @@ class DecodeLoop {
     return static_cast<int32_t>(code & ((1u << Code::kBits) - 1));
   }
 
-  COMMKERN_MEMBER int64_t decode_lanes(const BlockScale<C>& s, const uint8_t* codes,
-                                       int64_t n, uint8_t* output) {
-    const Floats scale = broadcast(s.scale), offset = broadcast(s.offset);
-    const float factor = run_.factor;
-    const bool streams = run_.streams;
-    const int64_t end = n / kWhole * kWhole;
+  static COMMKERN_MEMBER void decode_lanes(float s, float o, float factor,
+                                           const uint8_t* codes, int64_t end,
+                                           uint8_t* output, bool streams) {
+    const Floats scale = broadcast(s), offset = broadcast(o);
     for (int64_t i = 0; i < end; i += kWhole) {
       Ints group[kParts];
       load_group<Code::kBits, Code::kSigned>(codes + i * Code::kBits / 8, group);
@@ -297,7 +331,6 @@ class DecodeLoop {
         put_elements<float>(output, at, y, streams);
       }
     }
-    return end;
   }
 
   const DecodeRun<C>& run_;

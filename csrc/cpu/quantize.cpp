@@ -87,7 +87,7 @@ class SpanEncoder {
     const C q = normaliser(absmax);
     TileTree<C> tree;
     each(kTile, [&](int64_t, int64_t n, const auto& source) {
-      tree.add(tile_sum<C>(f.statistic, source, n, q));
+      tree.add(tile_facts<C>(f.statistic, source, n, q).sum);
     });
     store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
   }
@@ -95,10 +95,9 @@ class SpanEncoder {
   void encode_blocks(int64_t first, int64_t last) {
     if (has_head(format_)) head_ = load<C>(body_, 0);
     const int64_t unit = unit_of(format_);
-    const int64_t batch = kBatchElements / unit * unit;
-    const int64_t begin = first * unit, end = smaller(last * unit, span_.length);
-    for (int64_t i = begin; i < end; i += batch > 0 ? batch : unit) {
-      encode_batch(i, smaller(batch > 0 ? batch : unit, end - i));
+    const int64_t end = smaller(last * unit, span_.length);
+    for (int64_t i = first * unit; i < end; i += batch()) {
+      encode_batch(i, smaller(batch(), end - i));
     }
   }
 
@@ -128,14 +127,24 @@ class SpanEncoder {
     }
   }
 
+  // Whole units that are worked on at once.
+  COMMKERN_MEMBER int64_t batch() const {
+    const int64_t unit = unit_of(format_);
+    return unit < kBatchElements ? kBatchElements / unit * unit : unit;
+  }
+
   C absmax_of_span(bool skip_nonfinite) {
     C most = 0;
-    each(unit_of(format_), [&](int64_t, int64_t n, const auto& source) {
+    const auto note = [&](C absmax) {
+      if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
+    };
+    each(batch(), [&](int64_t, int64_t n, const auto& source) {
+      const C absmax = absmax_of<C>(source, n);
+      if (is_finite(absmax) || !skip_nonfinite) return note(absmax);
       for (int64_t i = 0; i < n; i += format_.block_size) {
-        const C absmax =
-            absmax_of<C>(source.from(i), smaller(format_.block_size, n - i));
-        if (skip_nonfinite && !is_finite(absmax)) continue;
-        if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
+        const int64_t length = smaller(format_.block_size, n - i);
+        const C of_block = absmax_of<C>(source.from(i), length);
+        if (is_finite(of_block)) note(of_block);
       }
     });
     return most;
@@ -143,7 +152,7 @@ class SpanEncoder {
 
   void encode_span_range() {
     C least = 0, most = 0;
-    each(unit_of(format_), [&](int64_t first, int64_t n, const auto& source) {
+    each(batch(), [&](int64_t first, int64_t n, const auto& source) {
       const ValueRange<C> range = range_of<C>(source, n);
       least = first == 0 || range.least < least ? range.least : least;
       most = first == 0 || range.most > most ? range.most : most;
@@ -179,7 +188,7 @@ class SpanEncoder {
   // Makes and stores the scale of a block.
   template <class Source>
   COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const Source& source,
-                                                   int64_t n, C absmax) {
+                                                   int64_t n, C absmax, C plain_sum) {
     const Format& f = format_;
     if (!is_finite(absmax)) {
       store_bits(layout_.scale_at(block), nan_scale_bits<C>(f.scales));
@@ -195,66 +204,168 @@ class SpanEncoder {
     C wanted = absmax / largest();
     if (f.statistic != Statistic::kAbsmax && absmax > 0) {
       const C q = normaliser(absmax);
-      wanted = wanted_of_sum(f, sum_of<C>(f.statistic, source, n, q), n, q);
+      const C sum = q == C(1) ? plain_sum : facts_of<C>(f.statistic, source, n, q).sum;
+      wanted = wanted_of_sum(f, sum, n, q);
     }
     const uint64_t bits = encode_scale(f, wanted, absmax, head_);
     store_bits(layout_.scale_at(block), bits);
     return block_scale(f, value_of(bits), C(0));
   }
 
-  COMMKERN_MEMBER BlockScale<C> span_scale() const {
-    const C offset = has_offsets(format_) ? load<C>(body_, 1) : C(0);
-    return block_scale(format_, head_, offset);
-  }
-
   template <class Source>
   void encode_scales(int64_t first_block, const Source& source, int64_t n) {
     const int64_t block_size = format_.block_size;
-    int64_t count = 0;
-    for (int64_t i = 0; i < n; ++count, i += block_size) {
-      absmax_[count] = absmax_of<C>(source.from(i), smaller(block_size, n - i));
-    }
+    const int64_t count = ceil_div(n, block_size);
+    look_at_blocks(source, n);
     if (format_.scales == Scales::kSpan) {
-      const BlockScale<C> s = span_scale();
-      for (int64_t k = 0; k < count; ++k) scales_[k] = s;
-    } else if (format_.scales == Scales::kCompute &&
-               format_.statistic == Statistic::kAbsmax) {
-      encode_plain_scales(first_block, count);
-    } else {
+      const C offset = has_offsets(format_) ? load<C>(body_, 1) : C(0);
+      const BlockScale<C> s = block_scale(format_, head_, offset);
+      for (int64_t k = 0; k < count; ++k) scales_.set(k, s);
+    } else if (!store_common_scales(body_ + layout_.scale_at(first_block), n, count)) {
       for (int64_t k = 0; k < count; ++k) {
         const int64_t i = k * block_size;
-        scales_[k] = encode_block_scale(first_block + k, source.from(i),
-                                        smaller(block_size, n - i), absmax_[k]);
+        scales_.set(
+            k, encode_block_scale(first_block + k, source.from(i),
+                                  smaller(block_size, n - i), absmax_[k], sums_[k]));
       }
     }
-    for (int64_t k = 0; k < count; ++k) {
-      ordinary_[k] = is_ordinary(scales_[k], absmax_[k]);
+    finish_scales(count);
+  }
+
+  // One pass over the values for what most scales come from.
+  template <class Source>
+  COMMKERN_MEMBER void look_at_blocks(const Source& source, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    const bool sums =
+        format_.scales != Scales::kSpan &&
+        (format_.statistic == Statistic::kMean || format_.statistic == Statistic::kL2);
+    for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
+      const int64_t length = smaller(block_size, n - i);
+      if (sums) {
+        const auto facts = facts_of<C>(format_.statistic, source.from(i), length, C(1));
+        absmax_[k] = facts.absmax;
+        sums_[k] = facts.sum;
+      } else {
+        absmax_[k] = absmax_of<C>(source.from(i), length);
+      }
     }
   }
 
-  // The commonest scales, without asking each time what they are.
-  COMMKERN_MEMBER void encode_plain_scales(int64_t first_block, int64_t count) {
-    const Format plain{.code = format_.code, .bits = format_.bits};
-    uint8_t* stored = body_ + layout_.scale_at(first_block);
+  // The commonest scales, many at a time, where nothing can overflow and no sum needs a
+  // normaliser. Returns false for all others.
+  COMMKERN_MEMBER bool store_common_scales(uint8_t* stored, int64_t n, int64_t count) {
+    BitsOf<C> most = 0, least = FloatBits<C>::kInf;
+    for (int64_t k = 0; k < count; ++k) {
+      const BitsOf<C> bits = magnitude_bits(absmax_[k]);
+      most = bits > most ? bits : most;
+      least = bits < least ? bits : least;
+    }
+    const bool plain = format_.scales == Scales::kCompute;
+    if (plain && format_.statistic == Statistic::kMean) {
+      if (bits_as<C>(least) < C(0x1p-60) || !(bits_as<C>(most) < C(0x1p40))) {
+        return false;
+      }
+      return store_mean_scales(stored, n, count);
+    }
+    if (format_.statistic != Statistic::kAbsmax) return false;
+    if (!(bits_as<C>(most) < largest_finite<C>() / 4)) return false;
+    switch (format_.scales) {
+      case Scales::kCompute: return store_plain_scales(stored, count);
+      case Scales::kE8M0:
+      case Scales::kOcp: return store_power_scales(stored, count);
+      case Scales::kE4M3: return store_e4m3_scales(stored, count);
+      default: return false;
+    }
+  }
+
+  COMMKERN_MEMBER bool store_plain_scales(uint8_t* stored, int64_t count) {
     const C most = largest();
+    for (int64_t k = 0; k < count; ++k) scales_.scale[k] = absmax_[k] / most;
+    std::memcpy(stored, scales_.scale, count * sizeof(C));
+    return true;
+  }
+
+  COMMKERN_MEMBER bool store_mean_scales(uint8_t* stored, int64_t n, int64_t count) {
+    const int64_t block_size = format_.block_size;
+    const C values = static_cast<C>(block_size);
+    for (int64_t k = 0; k < count; ++k) scales_.scale[k] = sums_[k] / values;
+    const int64_t rest = n - (count - 1) * block_size;
+    scales_.scale[count - 1] = sums_[count - 1] / static_cast<C>(rest);
+    std::memcpy(stored, scales_.scale, count * sizeof(C));
+    return true;
+  }
+
+  COMMKERN_MEMBER bool store_power_scales(uint8_t* stored, int64_t count) {
+    const bool ocp = format_.scales == Scales::kOcp;
+    const C most = largest();
+    const int exponent = largest_exponent(format_.code);
     for (int64_t k = 0; k < count; ++k) {
-      const C absmax = absmax_[k];
-      C s = absmax / most;
-      if (!is_finite(s * most)) {
-        s = is_finite(absmax) ? next_below(s) : bits_as<C>(FloatBits<C>::kNan);
+      const C wanted = absmax_[k] / most;
+      const uint8_t byte =
+          ocp ? e8m0_of_absmax(absmax_[k], exponent) : e8m0_at_least(wanted);
+      stored[k] = (ocp ? absmax_[k] : wanted) == 0 ? uint8_t{0} : byte;
+      scales_.scale[k] = e8m0_value<C>(stored[k]);
+    }
+    return true;
+  }
+
+  COMMKERN_MEMBER bool store_e4m3_scales(uint8_t* stored, int64_t count) {
+    if constexpr (!kHasVectors<C>) {
+      return false;
+    } else {
+      using Code = Minifloat<Float8E4M3>;
+      if (head_ == 0) return false;
+      alignas(64) int32_t codes[kMaxBlocks];
+      for (int64_t k = 0; k < count; k += kLanes) {
+        const Floats wanted = load_floats<float>(absmax_, k) / largest();
+        const Ints code =
+            Code::template encode_lanes<false>(wanted / head_, nullptr) & 0xff;
+        store_floats<float>(scales_.scale, k, Code::decode_lanes(code) * head_);
+        store(codes + k, 0, code);
       }
-      store(stored, k, s);
-      scales_[k] = block_scale(plain, s, C(0));
+      for (int64_t k = 0; k < count; ++k) stored[k] = static_cast<uint8_t>(codes[k]);
+      return true;
     }
   }
 
-  // No value of the block lies outside what the codes reach, but by rounding, and no
-  // error can overflow.
-  COMMKERN_MEMBER bool is_ordinary(const BlockScale<C>& s, C absmax) const {
-    const C reach = largest() * s.scale;
-    if (s.lift != 1 || !(absmax + reach <= largest_finite<C>() / 2)) return false;
-    return format_.code != Code::kSymmetric ||
-           absmax * s.reciprocal <= largest() * C(1 + 0x1p-20);
+  // Reciprocals, and which blocks are ordinary.
+  COMMKERN_MEMBER void finish_scales(int64_t count) {
+    const bool exact =
+        format_.scales == Scales::kE8M0 || format_.scales == Scales::kOcp;
+    const C least = exact ? C(0) : next_below(C(0x1p-100));
+    const C most = largest();
+    const bool clamps = format_.code != Code::kSymmetric;
+    bool all = true;
+    for (int64_t k = 0; k < count; ++k) {
+      const C s = scales_.scale[k];
+      const C r = C(1) / s;
+      const bool ordinary = (s > least) &
+                            (absmax_[k] + most * s <= largest_finite<C>() / 2) &
+                            (clamps | (absmax_[k] * r <= most * C(1 + 0x1p-20)));
+      scales_.reciprocal[k] = r;
+      scales_.ordinary[k] = ordinary;
+      all &= ordinary;
+    }
+    scales_.all_ordinary = all;
+    if (has_offsets(format_)) return finish_offset_scales(count);
+    for (int64_t k = 0; !all && k < count; ++k) {
+      if (!scales_.ordinary[k]) {
+        scales_.set(k, block_scale(format_, scales_.scale[k], C(0)));
+      }
+    }
+  }
+
+  // Blocks with offsets have been set one by one.
+  COMMKERN_MEMBER void finish_offset_scales(int64_t count) {
+    for (int64_t k = 0; k < count; ++k) {
+      const bool ordinary = scales_.ordinary[k] && !scales_.halved[k];
+      if (!ordinary) {
+        const C s = scales_.halved[k] ? -scales_.scale[k] : scales_.scale[k];
+        scales_.set(k, block_scale(format_, s, scales_.offset[k]));
+      }
+      scales_.ordinary[k] = ordinary;
+      scales_.all_ordinary &= ordinary;
+    }
   }
 
   void encode_batch(int64_t first, int64_t n) {
@@ -271,7 +382,6 @@ class SpanEncoder {
                            n,
                            block_size,
                            scales_,
-                           ordinary_,
                            body_ + layout_.codes_at(first_block),
                            layout_.block_nbytes,
                            (first_block_ + first_block) * draws_per_block_,
@@ -281,7 +391,7 @@ class SpanEncoder {
     if (!feedback_.residual) return;
     if (mode_ == Errors::kNone) return put_decoded_errors(first, n);
     for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
-      if (is_finite(scales_[k].scale)) continue;
+      if (is_finite(scales_.scale[k])) continue;
       feedback_.keep(first + i, smaller(block_size, n - i));
     }
   }
@@ -308,9 +418,9 @@ class SpanEncoder {
   const int64_t first_block_, draws_per_block_;
   Draws draws_;
   C head_ = 1;
-  BlockScale<C> scales_[kMaxBlocks];
-  bool ordinary_[kMaxBlocks];
-  C absmax_[kMaxBlocks];
+  BlockScales<C> scales_;
+  alignas(64) C absmax_[kMaxBlocks];
+  C sums_[kMaxBlocks];
   alignas(64) C values_buffer_[kMaxUnit];
   alignas(64) C errors_buffer_[kMaxUnit];
 };

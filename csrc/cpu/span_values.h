@@ -2,16 +2,14 @@
 #pragma once
 
 #include "cpu/coder.h"
+#include "cpu/codes_float.h"
 #include "cpu/hadamard.h"
 
 COMMKERN_BEGIN_ISA
 
-// Most elements that are worked on at once: a unit, which is a whole block or rotation.
-constexpr int64_t kMaxUnit = 8192;
 // Blocks are worked on a few at a time, so that one's divisions pass while another's
 // codes are made; more at once makes the traffic to memory uneven (measured).
 constexpr int64_t kBatchElements = 512;
-constexpr int64_t kMaxBlocks = kMaxUnit / 16;
 
 // The scales in the body of a span.
 template <class C>
@@ -49,18 +47,59 @@ struct StoredScales {
   }
 };
 
+// The whole vectors of e4m3 scales; returns how many scales that is.
+template <class C>
+COMMKERN_INLINE int64_t read_e4m3_scales(const uint8_t* bytes, int64_t count, C head,
+                                         BlockScales<C>& scales) {
+  int64_t k = 0;
+  if constexpr (kHasVectors<C>) {
+    for (; k + kLanes <= count; k += kLanes) {
+      const Floats value = Minifloat<Float8E4M3>::decode_lanes(widen_bytes(bytes + k));
+      store_floats<float>(scales.scale, k, value * head);
+    }
+  }
+  return k;
+}
+
+// Reads what decoding needs of `count` scales from block `first` on; returns whether
+// all are finite.
+template <class C>
+COMMKERN_INLINE bool read_scales(const StoredScales<C>& stored, int64_t first,
+                                 int64_t count, BlockScales<C>& scales) {
+  const Format& f = stored.format;
+  const uint8_t* bytes = stored.body + stored.layout.scale_at(first);
+  BitsOf<C> most = 0;
+  const auto note = [&](C scale) {
+    const BitsOf<C> bits = magnitude_bits(scale);
+    most = bits > most ? bits : most;
+  };
+  int64_t k = 0;
+  if (f.scales == Scales::kCompute && !has_offsets(f)) {
+    for (; k < count; ++k) note(scales.scale[k] = load<C>(bytes, k));
+  } else if (f.scales == Scales::kE8M0 || f.scales == Scales::kOcp) {
+    for (; k < count; ++k) note(scales.scale[k] = e8m0_value<C>(bytes[k]));
+  } else if (f.scales == Scales::kE4M3) {
+    k = read_e4m3_scales(bytes, count, stored.head, scales);
+    for (int64_t i = 0; i < k; ++i) note(scales.scale[i]);
+  }
+  for (; k < count; ++k) {
+    const BlockScale<C> s = stored.at(first + k);
+    scales.scale[k] = s.scale;
+    scales.offset[k] = s.offset;
+    scales.halved[k] = s.halved;
+    note(s.scale);
+  }
+  return is_finite(bits_as<C>(most));
+}
+
 // A run of decoding, from block `first` on; returns whether all scales are finite.
 template <class C>
 COMMKERN_INLINE bool decode_blocks(const StoredScales<C>& stored, Decode<C> decode,
                                    int64_t first, int64_t count, C factor,
                                    uint8_t* output, bool streams) {
-  BlockScale<C> scales[kMaxBlocks];
+  BlockScales<C> scales;
   const int64_t block_size = stored.format.block_size;
-  bool finite = true;
-  for (int64_t k = 0; k * block_size < count; ++k) {
-    scales[k] = stored.at(first + k);
-    finite = finite && is_finite(scales[k].scale);
-  }
+  const bool finite = read_scales(stored, first, ceil_div(count, block_size), scales);
   decode({stored.body + stored.layout.codes_at(first), stored.layout.block_nbytes,
           count, block_size, scales, factor, output, streams});
   return finite;

@@ -99,35 +99,65 @@ COMMKERN_INLINE C summand(C x, C q) {
   return bits_as<C>(magnitude_bits(x)) * q;
 }
 
-// One tile's sum: q scales every value.
+// The sixteen partial sums of a tile, combined pairwise.
+template <class C>
+COMMKERN_INLINE C combined(const C* partial) {
+  using Half [[gnu::vector_size(8 * sizeof(C))]] = C;
+  using Quarter [[gnu::vector_size(4 * sizeof(C))]] = C;
+  const Half half = load<Half>(partial, 0) + load<Half>(partial, 1);
+  const Quarter quarter = load<Quarter>(&half, 0) + load<Quarter>(&half, 1);
+  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
+template <class C>
+struct TileFacts {
+  C absmax;
+  C sum;  // of the summands; means nothing where absmax is not finite
+};
+
+// Of one tile, in one pass; q scales every value.
 template <Statistic kStatistic, class C, class Source>
-COMMKERN_INLINE C tile_sum(const Source& source, int64_t n, C q) {
+COMMKERN_INLINE TileFacts<C> tile_facts(const Source& source, int64_t n, C q) {
   alignas(64) C partial[kPartials] = {};
+  BitsOf<C> most = 0;
   int64_t i = 0;
   if constexpr (kHasVectors<C>) {
     constexpr int kVectors = kPartials / kLanes;
     Floats sums[kVectors] = {};
+    Ints largest{};
     for (; i + kPartials <= n; i += kPartials) {
       for (int v = 0; v < kVectors; ++v) {
         const Floats x = source.lanes(i + v * kLanes);
+        const Ints magnitude = magnitude_of(x);
+        largest = larger(largest, magnitude);
         if constexpr (kStatistic == Statistic::kL2) {
           sums[v] += (x * q) * (x * q);
         } else {
-          sums[v] += bits_as<Floats>(magnitude_of(x)) * q;
+          sums[v] += bits_as<Floats>(magnitude) * q;
         }
       }
     }
     for (int v = 0; v < kVectors; ++v) {
       store_floats<float>(partial, v * kLanes, sums[v]);
     }
+    most = largest_lane(largest);
   }
   for (; i < n; ++i) {
-    partial[i % kPartials] += summand<kStatistic>(source.at(i), q);
+    const C x = source.at(i);
+    const BitsOf<C> bits = magnitude_bits(x);
+    most = bits > most ? bits : most;
+    partial[i % kPartials] += summand<kStatistic>(x, q);
   }
-  for (int width = kPartials / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) partial[lane] += partial[lane + width];
+  return {bits_as<C>(most), combined(partial)};
+}
+
+template <class C, class Source>
+COMMKERN_INLINE TileFacts<C> tile_facts(Statistic statistic, const Source& source,
+                                        int64_t n, C q) {
+  if (statistic == Statistic::kL2) {
+    return tile_facts<Statistic::kL2, C>(source, n, q);
   }
-  return partial[0];
+  return tile_facts<Statistic::kMean, C>(source, n, q);
 }
 
 // Tiles' sums, combined as a binary tree in index order.
@@ -157,21 +187,21 @@ class TileTree {
   C at_[kLevels];
 };
 
+// Of a block.
 template <class C, class Source>
-COMMKERN_INLINE C tile_sum(Statistic statistic, const Source& source, int64_t n, C q) {
-  if (statistic == Statistic::kL2) {
-    return tile_sum<Statistic::kL2, C>(source, n, q);
-  }
-  return tile_sum<Statistic::kMean, C>(source, n, q);
-}
-
-template <class C, class Source>
-COMMKERN_INLINE C sum_of(Statistic statistic, const Source& source, int64_t n, C q) {
+COMMKERN_INLINE TileFacts<C> facts_of(Statistic statistic, const Source& source,
+                                      int64_t n, C q) {
+  if (n <= kTile) return tile_facts<C>(statistic, source, n, q);
   TileTree<C> tree;
+  BitsOf<C> most = 0;
   for (int64_t i = 0; i < n; i += kTile) {
-    tree.add(tile_sum<C>(statistic, source.from(i), smaller(kTile, n - i), q));
+    const auto facts =
+        tile_facts<C>(statistic, source.from(i), smaller(kTile, n - i), q);
+    const BitsOf<C> bits = magnitude_bits(facts.absmax);
+    most = bits > most ? bits : most;
+    tree.add(facts.sum);
   }
-  return tree.total();
+  return {bits_as<C>(most), tree.total()};
 }
 
 // What the sum of `count` values, each scaled by q, makes of the scale.

@@ -152,10 +152,13 @@ class _Groups:
 
 
 def _normaliser(absmax: Floats) -> Floats:
-    """The power of two, a normal number, that brings ``absmax`` to [1, 2)."""
+    """1 where no sum or square can leave the range, else the power of two, a normal
+    number, that brings ``absmax`` to [1, 2)."""
     most = 1022 if absmax.dtype.itemsize == 8 else 126
-    exponent = np.clip(1 - np.frexp(absmax)[1], -most, most)
-    power: Floats = np.ldexp(absmax.dtype.type(1), exponent)
+    exponent = np.frexp(absmax)[1] - 1
+    needed = (absmax == 0) | (exponent < -60) | (exponent >= 40)
+    shift = np.where(needed, np.clip(-exponent, -most, most), 0)
+    power: Floats = np.ldexp(absmax.dtype.type(1), shift)
     return power
 
 
