@@ -104,6 +104,10 @@ def _cases() -> Iterator[Case]:
     for rotation in (32, 128, 1024, 4096):
         for inverse in (0, 1):
             yield Case("hadamard", 0, rotation=rotation, inverse=inverse)
+    for feedback in ("", "two versions"):
+        yield Case("quantize", 4, feedback=feedback, rotation=32)
+    yield Case("requantize_sum", 4, feedback="own", rotation=32)
+    yield Case("dequantize", 4, rotation=32)
 
 
 class Data:
