@@ -343,6 +343,7 @@ class SpanEncoder {
                             (absmax_[k] + most * s <= largest_finite<C>() / 2) &
                             (clamps | (absmax_[k] * r <= most * C(1 + 0x1p-20)));
       scales_.reciprocal[k] = r;
+      scales_.lift[k] = C(1);
       scales_.ordinary[k] = ordinary;
       all &= ordinary;
     }
