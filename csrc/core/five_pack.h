@@ -25,12 +25,10 @@ COMMKERN_HD uint8_t five_packed_byte(const int8_t* codes, int64_t count, int64_t
   return static_cast<uint8_t>(byte);
 }
 
-// Code i of a block of `count`.
-COMMKERN_HD int8_t five_packed_code(const uint8_t* bytes, int64_t count, int64_t i) {
-  const int64_t width = five_packed_nbytes(count);
-  uint32_t rest = bytes[i % width];
-  for (int64_t plane = i / width; plane > 0; --plane) rest /= 3;
-  return ternary_code(i / width < 4 ? rest % 3 : rest);
+// The code of plane 0 ... 4 in a byte, the planes being the digits.
+COMMKERN_HD int8_t five_packed_code(uint32_t byte, int32_t plane) {
+  for (int32_t k = 0; k < plane; ++k) byte /= 3;
+  return ternary_code(plane < 4 ? byte % 3 : byte);
 }
 
 }  // namespace commkern

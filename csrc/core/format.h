@@ -158,10 +158,11 @@ struct BodyLayout {
   int64_t nbytes = 0;
 
   constexpr BodyLayout(const Format& f, DType dtype, int64_t length)
+      : BodyLayout(f, dtype, length, ceil_div(length, f.block_size)) {}
+  constexpr BodyLayout(const Format& f, DType dtype, int64_t length, int64_t blocks)
       : scale_nbytes(commkern::scale_nbytes(f, dtype)),
         scales(has_head(f) && length > 0 ? compute_nbytes(dtype) : 0) {
-    const int64_t count =
-        f.scales == Scales::kSpan ? 0 : ceil_div(length, f.block_size);
+    const int64_t count = f.scales == Scales::kSpan ? 0 : blocks;
     const int64_t offset_count = f.scales == Scales::kSpan && length > 0 ? 1 : count;
     offsets = scales + count * scale_nbytes;
     codes = offsets + (has_offsets(f) ? offset_count * scale_nbytes : 0);
