@@ -53,6 +53,7 @@ struct QuantizeArgs {
 
 // y = T(v * scale); dequantize_add: y = T(y + v * scale).
 // nonfinite[row] (one byte a span, may be null) becomes 1 where a scale is not finite.
+// CUDA refuses rotations.
 struct DequantizeArgs {
   SpanTable spans;
   ConstBytes payload;
