@@ -348,7 +348,9 @@ class SpanEncoder {
     }
     scales_.all_ordinary = all;
     if (has_offsets(format_)) return finish_offset_scales(count);
-    for (int64_t k = 0; !all && k < count; ++k) {
+    for (int64_t k = 0; k < count; ++k) {
+      scales_.lift[k] = C(1);
+      scales_.halved[k] = false;
       if (!scales_.ordinary[k]) {
         scales_.set(k, block_scale(format_, scales_.scale[k], C(0)));
       }
