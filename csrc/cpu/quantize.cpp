@@ -1,5 +1,6 @@
 #include "kernels/quantize.h"
 
+#include "cpu/scale_maker.h"
 #include "cpu/span_values.h"
 #include "cpu/statistics.h"
 #include "cpu/tables.h"
@@ -67,7 +68,8 @@ class SpanEncoder {
         mode_(mode_of_loop(feedback, values)),
         first_block_(span.begin / args.format.block_size),
         draws_per_block_(ceil_div(args.format.block_size, 16)),
-        draws_({args.seed, span.parameter_id, args.step, args.stream}) {}
+        draws_({args.seed, span.parameter_id, args.step, args.stream}),
+        maker_(args.format, layout_, body_) {}
 
   // The head, which all blocks have a part in.
   void encode_head() {
@@ -76,11 +78,13 @@ class SpanEncoder {
       return store(body_, 0, span_head(f, absmax_of_span(true)));
     }
     const C absmax = absmax_of_span(false);
-    if (!is_finite(absmax)) return store_head(bits_as<C>(FloatBits<C>::kNan), C(0));
+    if (!is_finite(absmax))
+      return maker_.store_head(bits_as<C>(FloatBits<C>::kNan), C(0));
     switch (f.statistic) {
-      case Statistic::kAbsmax: return store_span_scale(absmax / largest(), absmax);
+      case Statistic::kAbsmax:
+        return maker_.store_span_scale(absmax / maker_.largest(), absmax);
       case Statistic::kConstant:
-        return store_head(absmax == 0 ? C(0) : static_cast<C>(f.constant), C(0));
+        return maker_.store_head(absmax == 0 ? C(0) : static_cast<C>(f.constant), C(0));
       case Statistic::kRange: return encode_span_range();
       default: break;
     }
@@ -89,11 +93,11 @@ class SpanEncoder {
     each(kTile, [&](int64_t, int64_t n, const auto& source) {
       tree.add(tile_facts<C>(f.statistic, source, n, q).sum);
     });
-    store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
+    maker_.store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
   }
 
   void encode_blocks(int64_t first, int64_t last) {
-    if (has_head(format_)) head_ = load<C>(body_, 0);
+    maker_.read_head();
     const int64_t unit = unit_of(format_);
     const int64_t end = smaller(last * unit, span_.length);
     for (int64_t i = first * unit; i < end; i += batch()) {
@@ -106,8 +110,6 @@ class SpanEncoder {
                                              const Values& values) {
     return is_same<C, double> || values.rotation ? Errors::kNone : feedback.mode;
   }
-
-  COMMKERN_MEMBER C largest() const { return static_cast<C>(largest_value(format_)); }
 
   // fn(source) of the elements from `first` on, whose values lie in `a`.
   template <class Fn>
@@ -157,225 +159,16 @@ class SpanEncoder {
       least = first == 0 || range.least < least ? range.least : least;
       most = first == 0 || range.most > most ? range.most : most;
     });
-    const RangeBits bits = bits_of_range({least, most});
-    store_head(value_of(bits.scale), value_of(bits.offset));
-  }
-
-  void store_head(C stored, C offset) {
-    store(body_, 0, stored);
-    if (has_offsets(format_)) store(body_, 1, offset);
-  }
-  void store_span_scale(C wanted, C absmax) {
-    const uint64_t bits = encode_scale(format_, wanted, absmax, C(1));
-    store_head(bits_as<C>(static_cast<BitsOf<C>>(bits)), C(0));
-  }
-
-  COMMKERN_MEMBER RangeBits bits_of_range(ValueRange<C> range) const {
-    return encode_range(format_, range.least, range.most, head_, layout_.scale_nbytes);
-  }
-  COMMKERN_MEMBER C value_of(uint64_t bits) const {
-    return decode_scale(format_.scales, bits, head_);
-  }
-
-  COMMKERN_MEMBER void store_bits(int64_t at, uint64_t bits) {
-    switch (layout_.scale_nbytes) {
-      case 1: body_[at] = static_cast<uint8_t>(bits); return;
-      case 2: return store(body_ + at, 0, static_cast<uint16_t>(bits));
-      default: return store(body_ + at, 0, static_cast<BitsOf<C>>(bits));
-    }
-  }
-
-  // Makes and stores the scale of a block.
-  template <class Source>
-  COMMKERN_MEMBER BlockScale<C> encode_block_scale(int64_t block, const Source& source,
-                                                   int64_t n, C absmax, C plain_sum) {
-    const Format& f = format_;
-    if (!is_finite(absmax)) {
-      store_bits(layout_.scale_at(block), nan_scale_bits<C>(f.scales));
-      if (has_offsets(f)) store_bits(layout_.offset_at(block), 0);
-      return block_scale(f, bits_as<C>(FloatBits<C>::kNan), C(0));
-    }
-    if (f.statistic == Statistic::kRange) {
-      const RangeBits bits = bits_of_range(range_of<C>(source, n));
-      store_bits(layout_.scale_at(block), bits.scale);
-      store_bits(layout_.offset_at(block), bits.offset);
-      return block_scale(f, value_of(bits.scale), value_of(bits.offset));
-    }
-    C wanted = absmax / largest();
-    if (f.statistic != Statistic::kAbsmax && absmax > 0) {
-      const C q = normaliser(absmax);
-      const C sum = q == C(1) ? plain_sum : facts_of<C>(f.statistic, source, n, q).sum;
-      wanted = wanted_of_sum(f, sum, n, q);
-    }
-    const uint64_t bits = encode_scale(f, wanted, absmax, head_);
-    store_bits(layout_.scale_at(block), bits);
-    return block_scale(f, value_of(bits), C(0));
-  }
-
-  template <class Source>
-  void encode_scales(int64_t first_block, const Source& source, int64_t n) {
-    const int64_t block_size = format_.block_size;
-    const int64_t count = ceil_div(n, block_size);
-    look_at_blocks(source, n);
-    if (format_.scales == Scales::kSpan) {
-      const C offset = has_offsets(format_) ? load<C>(body_, 1) : C(0);
-      const BlockScale<C> s = block_scale(format_, head_, offset);
-      for (int64_t k = 0; k < count; ++k) scales_.set(k, s);
-    } else if (!store_common_scales(body_ + layout_.scale_at(first_block), n, count)) {
-      for (int64_t k = 0; k < count; ++k) {
-        const int64_t i = k * block_size;
-        scales_.set(
-            k, encode_block_scale(first_block + k, source.from(i),
-                                  smaller(block_size, n - i), absmax_[k], sums_[k]));
-      }
-    }
-    finish_scales(count);
-  }
-
-  // One pass over the values for what most scales come from.
-  template <class Source>
-  COMMKERN_MEMBER void look_at_blocks(const Source& source, int64_t n) {
-    const int64_t block_size = format_.block_size;
-    const bool sums =
-        format_.scales != Scales::kSpan &&
-        (format_.statistic == Statistic::kMean || format_.statistic == Statistic::kL2);
-    for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
-      const int64_t length = smaller(block_size, n - i);
-      if (sums) {
-        const auto facts = facts_of<C>(format_.statistic, source.from(i), length, C(1));
-        absmax_[k] = facts.absmax;
-        sums_[k] = facts.sum;
-      } else {
-        absmax_[k] = absmax_of<C>(source.from(i), length);
-      }
-    }
-  }
-
-  // The commonest scales, many at a time, where nothing can overflow and no sum needs a
-  // normaliser. Returns false for all others.
-  COMMKERN_MEMBER bool store_common_scales(uint8_t* stored, int64_t n, int64_t count) {
-    BitsOf<C> most = 0, least = FloatBits<C>::kInf;
-    for (int64_t k = 0; k < count; ++k) {
-      const BitsOf<C> bits = magnitude_bits(absmax_[k]);
-      most = bits > most ? bits : most;
-      least = bits < least ? bits : least;
-    }
-    const bool plain = format_.scales == Scales::kCompute;
-    if (plain && format_.statistic == Statistic::kMean) {
-      if (bits_as<C>(least) < C(0x1p-60) || !(bits_as<C>(most) < C(0x1p40))) {
-        return false;
-      }
-      return store_mean_scales(stored, n, count);
-    }
-    if (format_.statistic != Statistic::kAbsmax) return false;
-    if (!(bits_as<C>(most) < largest_finite<C>() / 4)) return false;
-    switch (format_.scales) {
-      case Scales::kCompute: return store_plain_scales(stored, count);
-      case Scales::kE8M0:
-      case Scales::kOcp: return store_power_scales(stored, count);
-      case Scales::kE4M3: return store_e4m3_scales(stored, count);
-      default: return false;
-    }
-  }
-
-  COMMKERN_MEMBER bool store_plain_scales(uint8_t* stored, int64_t count) {
-    const C most = largest();
-    for (int64_t k = 0; k < count; ++k) scales_.scale[k] = absmax_[k] / most;
-    std::memcpy(stored, scales_.scale, count * sizeof(C));
-    return true;
-  }
-
-  COMMKERN_MEMBER bool store_mean_scales(uint8_t* stored, int64_t n, int64_t count) {
-    const int64_t block_size = format_.block_size;
-    const C values = static_cast<C>(block_size);
-    for (int64_t k = 0; k < count; ++k) scales_.scale[k] = sums_[k] / values;
-    const int64_t rest = n - (count - 1) * block_size;
-    scales_.scale[count - 1] = sums_[count - 1] / static_cast<C>(rest);
-    std::memcpy(stored, scales_.scale, count * sizeof(C));
-    return true;
-  }
-
-  COMMKERN_MEMBER bool store_power_scales(uint8_t* stored, int64_t count) {
-    const bool ocp = format_.scales == Scales::kOcp;
-    const C most = largest();
-    const int exponent = largest_exponent(format_.code);
-    for (int64_t k = 0; k < count; ++k) {
-      const C wanted = absmax_[k] / most;
-      const uint8_t byte =
-          ocp ? e8m0_of_absmax(absmax_[k], exponent) : e8m0_at_least(wanted);
-      stored[k] = (ocp ? absmax_[k] : wanted) == 0 ? uint8_t{0} : byte;
-      scales_.scale[k] = e8m0_value<C>(stored[k]);
-    }
-    return true;
-  }
-
-  COMMKERN_MEMBER bool store_e4m3_scales(uint8_t* stored, int64_t count) {
-    if constexpr (!kHasVectors<C>) {
-      return false;
-    } else {
-      using Code = Minifloat<Float8E4M3>;
-      if (head_ == 0) return false;
-      alignas(64) int32_t codes[kMaxBlocks];
-      for (int64_t k = 0; k < count; k += kLanes) {
-        const Floats wanted = load_floats<float>(absmax_, k) / largest();
-        const Ints code =
-            Code::template encode_lanes<false>(wanted / head_, nullptr) & 0xff;
-        store_floats<float>(scales_.scale, k, Code::decode_lanes(code) * head_);
-        store(codes + k, 0, code);
-      }
-      for (int64_t k = 0; k < count; ++k) stored[k] = static_cast<uint8_t>(codes[k]);
-      return true;
-    }
-  }
-
-  // Reciprocals, and which blocks are ordinary.
-  COMMKERN_MEMBER void finish_scales(int64_t count) {
-    const bool exact =
-        format_.scales == Scales::kE8M0 || format_.scales == Scales::kOcp;
-    const C least = exact ? C(0) : next_below(C(0x1p-100));
-    const C most = largest();
-    const bool clamps = format_.code != Code::kSymmetric;
-    bool all = true;
-    for (int64_t k = 0; k < count; ++k) {
-      const C s = scales_.scale[k];
-      const C r = C(1) / s;
-      const bool ordinary = (s > least) &
-                            (absmax_[k] + most * s <= largest_finite<C>() / 2) &
-                            (clamps | (absmax_[k] * r <= most * C(1 + 0x1p-20)));
-      scales_.reciprocal[k] = r;
-      scales_.ordinary[k] = ordinary;
-      all &= ordinary;
-    }
-    scales_.all_ordinary = all;
-    if (has_offsets(format_)) return finish_offset_scales(count);
-    for (int64_t k = 0; k < count; ++k) {
-      scales_.lift[k] = C(1);
-      scales_.halved[k] = false;
-      if (!scales_.ordinary[k]) {
-        scales_.set(k, block_scale(format_, scales_.scale[k], C(0)));
-      }
-    }
-  }
-
-  // Blocks with offsets have been set one by one.
-  COMMKERN_MEMBER void finish_offset_scales(int64_t count) {
-    for (int64_t k = 0; k < count; ++k) {
-      const bool ordinary = scales_.ordinary[k] && !scales_.halved[k];
-      if (!ordinary) {
-        const C s = scales_.halved[k] ? -scales_.scale[k] : scales_.scale[k];
-        scales_.set(k, block_scale(format_, s, scales_.offset[k]));
-      }
-      scales_.ordinary[k] = ordinary;
-      scales_.all_ordinary &= ordinary;
-    }
+    maker_.store_span_range({least, most});
   }
 
   void encode_batch(int64_t first, int64_t n) {
     const int64_t block_size = format_.block_size;
     const int64_t first_block = first / block_size;
     const uint8_t* a = values_.get(first, n, values_buffer_);
-    with_source(a, first,
-                [&](const auto& source) { encode_scales(first_block, source, n); });
+    with_source(a, first, [&](const auto& source) {
+      maker_.encode_scales(first_block, source, n);
+    });
     const ResidualSpan residual = feedback_.residual.from(first);
     const EncodeRun<C> run{a,
                            residual.new_values,
@@ -383,7 +176,7 @@ class SpanEncoder {
                            feedback_.streams && can_stream(residual.new_values),
                            n,
                            block_size,
-                           scales_,
+                           maker_.scales(),
                            body_ + layout_.codes_at(first_block),
                            layout_.block_nbytes,
                            (first_block_ + first_block) * draws_per_block_,
@@ -393,7 +186,7 @@ class SpanEncoder {
     if (!feedback_.residual) return;
     if (mode_ == Errors::kNone) return put_decoded_errors(first, n);
     for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
-      if (is_finite(scales_.scale[k])) continue;
+      if (is_finite(maker_.scales().scale[k])) continue;
       feedback_.keep(first + i, smaller(block_size, n - i));
     }
   }
@@ -403,7 +196,7 @@ class SpanEncoder {
   void put_decoded_errors(int64_t first, int64_t n) {
     const int64_t block_size = format_.block_size;
     coder_.decode[0]({body_ + layout_.codes_at(first / block_size),
-                      layout_.block_nbytes, n, block_size, scales_, C(1),
+                      layout_.block_nbytes, n, block_size, maker_.scales(), C(1),
                       reinterpret_cast<uint8_t*>(errors_buffer_), false});
     values_.put_errors(first, n, values_buffer_, errors_buffer_);
     feedback_.put(first, n, errors_buffer_);
@@ -419,10 +212,7 @@ class SpanEncoder {
   const Errors mode_;  // of the encoding loop
   const int64_t first_block_, draws_per_block_;
   Draws draws_;
-  C head_ = 1;
-  BlockScales<C> scales_;
-  alignas(64) C absmax_[kMaxBlocks];
-  C sums_[kMaxBlocks];
+  ScaleMaker<C> maker_;
   alignas(64) C values_buffer_[kMaxUnit];
   alignas(64) C errors_buffer_[kMaxUnit];
 };

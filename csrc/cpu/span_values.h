@@ -151,17 +151,21 @@ struct InputValues {
   const uint8_t* input;     // of the span
   const uint8_t* residual;  // the version to read, or null
   SpanRotation& rotation;
+  // The loops over codes add residuals to fp32 alone.
+  static constexpr bool kSums = is_same<C, double>;
 
   // The elements [first, first + n) of the span: in `scratch` unless they lie ready.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
-    if (!rotation) return widened(first, n, scratch);
-    rotation.rotate(summed(first, n, scratch), scratch, first, n);
+    if (!kSums && !rotation) return widened(first, n, scratch);
+    const uint8_t* sums = summed(first, n, scratch);
+    if (!rotation) return sums;
+    rotation.rotate(sums, scratch, first, n);
     return reinterpret_cast<const uint8_t*>(scratch);
   }
 
   // The residual of elements from `first` on that `get` leaves to be added, or null.
   COMMKERN_MEMBER const uint8_t* added(int64_t first) const {
-    return rotation ? nullptr : residual_at(first);
+    return kSums || rotation ? nullptr : residual_at(first);
   }
 
   // The errors of the decoded `values`, in their place.

@@ -101,12 +101,11 @@ COMMKERN_INLINE C summand(C x, C q) {
 
 // The sixteen partial sums of a tile, combined pairwise.
 template <class C>
-COMMKERN_INLINE C combined(const C* partial) {
-  using Half [[gnu::vector_size(8 * sizeof(C))]] = C;
-  using Quarter [[gnu::vector_size(4 * sizeof(C))]] = C;
-  const Half half = load<Half>(partial, 0) + load<Half>(partial, 1);
-  const Quarter quarter = load<Quarter>(&half, 0) + load<Quarter>(&half, 1);
-  return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+COMMKERN_INLINE C combined(const C (&p)[kPartials]) {
+  C eight[8], four[4];
+  for (int lane = 0; lane < 8; ++lane) eight[lane] = p[lane] + p[lane + 8];
+  for (int lane = 0; lane < 4; ++lane) four[lane] = eight[lane] + eight[lane + 4];
+  return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 template <class C>

@@ -49,7 +49,7 @@ def test_every_kernel_writes_something_in_the_self_test():
     for name in reference.KERNELS:
         build = selftest._BUILDERS[name]
         for before, after in zip(build("float32"), build("float32"), strict=True):
-            getattr(reference, name)(**after, dtype="float32")
+            getattr(reference, name)(**after, **selftest.typed(name, "float32"))
             old, new = as_bytes(written(before)), as_bytes(written(after))
             assert not np.array_equal(old, new), name
 

@@ -174,7 +174,7 @@ def test_bits(implementation: Any, kernel: str, bits: int) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("kernel", WITH_BLOCKS)
+@pytest.mark.parametrize("kernel", QUANTIZERS)
 def test_formats(
     implementation: Any, kernel: str, fields: dict[str, Any], pattern: str
 ) -> None:

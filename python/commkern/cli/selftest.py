@@ -54,12 +54,17 @@ def differences(compiled: Any) -> Iterator[tuple[str, str | None]]:
 
 def _difference(name: str, kernel: Kernel, build: Builder, dtype: str) -> str | None:
     pairs = zip(build(dtype), build(dtype), strict=True)
-    typed = {"dtype": dtype} if "dtype" in getattr(reference, name).fields else {}
+    also = typed(name, dtype)
     for expected, actual in pairs:
-        problem = _compared(name, kernel, expected | typed, actual | typed)
+        problem = _compared(name, kernel, expected | also, actual | also)
         if problem:
             return f"{dtype}{_code_of(actual)}: {problem}"
     return None
+
+
+def typed(name: str, dtype: str) -> Arguments:
+    """The dtype, for a kernel that takes one: sums of integers do not."""
+    return {"dtype": dtype} if "dtype" in getattr(reference, name).fields else {}
 
 
 def _code_of(arguments: Arguments) -> str:
