@@ -17,11 +17,11 @@ struct BlockScales {
   alignas(64) C scale[kMaxBlocks];
   alignas(64) C reciprocal[kMaxBlocks];
   C offset[kMaxBlocks];
-  C lift[kMaxBlocks];
+  alignas(64) C lift[kMaxBlocks];
   bool halved[kMaxBlocks];
   // Neither lift nor halved, a scale above 0, and no value outside what the codes
   // reach, but by rounding: then no code needs to be clamped and no error overflows.
-  bool ordinary[kMaxBlocks];
+  alignas(64) int32_t ordinary[kMaxBlocks];  // 0 or -1
   bool all_ordinary;
 
   COMMKERN_MEMBER BlockScale<C> at(int64_t k) const {

@@ -98,9 +98,9 @@ class EncodeLoop {
       } else if constexpr (Code::kFivePacked) {
         uint8_t* codes = five_.block(k, run_.block_size);
         pad_five(codes, n);
-        encode_block(n, run_.scales.ordinary[k], codes);
+        encode_block(n, run_.scales.ordinary[k] != 0, codes);
       } else {
-        encode_block(n, run_.scales.ordinary[k], out);
+        encode_block(n, run_.scales.ordinary[k] != 0, out);
       }
     }
     if constexpr (Code::kFivePacked) pack_blocks();

@@ -229,23 +229,35 @@ class ScaleMaker {
         format_.scales == Scales::kE8M0 || format_.scales == Scales::kOcp;
     const C least = exact ? C(0) : next_below(C(0x1p-100));
     const C most = largest();
-    const bool clamps = format_.code != Code::kSymmetric;
-    bool all = true;
-    for (int64_t k = 0; k < count; ++k) {
-      const C s = scales_.scale[k];
+    const bool clamps = format_.code != Code::kSymmetric;  // when it encodes
+    const C limit = largest_finite<C>() / 2;
+    const C reach = clamps ? limit : most * C(1 + 0x1p-20);
+    int64_t k = 0;
+    if constexpr (kHasVectors<C>) {
+      for (; k < count; k += kLanes) {  // and a few more, which nobody reads
+        const Floats s = load_floats<float>(scales_.scale, k);
+        const Floats absmax = load_floats<float>(absmax_, k);
+        const Floats r = 1.0f / s;
+        store_floats<float>(scales_.reciprocal, k, r);
+        store_floats<float>(scales_.lift, k, broadcast(1.0f));
+        store(scales_.ordinary + k, 0,
+              (s > least) & (absmax + most * s <= limit) & (absmax * r <= reach));
+      }
+    }
+    for (; k < count; ++k) {
+      const C s = scales_.scale[k], absmax = absmax_[k];
       const C r = C(1) / s;
-      const bool ordinary = (s > least) &
-                            (absmax_[k] + most * s <= largest_finite<C>() / 2) &
-                            (clamps | (absmax_[k] * r <= most * C(1 + 0x1p-20)));
       scales_.reciprocal[k] = r;
       scales_.lift[k] = C(1);
-      scales_.ordinary[k] = ordinary;
-      all &= ordinary;
+      scales_.ordinary[k] =
+          s > least && absmax + most * s <= limit && absmax * r <= reach ? -1 : 0;
     }
-    scales_.all_ordinary = all;
+    int32_t all = -1;
+    for (k = 0; k < count; ++k) all &= scales_.ordinary[k];
+    scales_.all_ordinary = all != 0;
     if (has_offsets(format_)) return finish_offset_scales(count);
     std::memset(scales_.halved, 0, count);
-    for (int64_t k = 0; !all && k < count; ++k) {
+    for (k = 0; all == 0 && k < count; ++k) {
       if (!scales_.ordinary[k]) {
         scales_.set(k, block_scale(format_, scales_.scale[k], C(0)));
       }
@@ -255,12 +267,12 @@ class ScaleMaker {
   // Blocks with offsets have been set one by one.
   COMMKERN_MEMBER void finish_offset_scales(int64_t count) {
     for (int64_t k = 0; k < count; ++k) {
-      const bool ordinary = scales_.ordinary[k] && !scales_.halved[k];
+      const bool ordinary = scales_.ordinary[k] != 0 && !scales_.halved[k];
       if (!ordinary) {
         const C s = scales_.halved[k] ? -scales_.scale[k] : scales_.scale[k];
         scales_.set(k, block_scale(format_, s, scales_.offset[k]));
       }
-      scales_.ordinary[k] = ordinary;
+      scales_.ordinary[k] = ordinary ? -1 : 0;
       scales_.all_ordinary &= ordinary;
     }
   }

@@ -194,7 +194,7 @@ def test_roundings_of_codes(implementation: Any, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["bits", "block_size", "rotation"])
-@pytest.mark.parametrize("kernel", WITH_BLOCKS)
+@pytest.mark.parametrize("kernel", QUANTIZERS)
 def test_numbers_are_ints(implementation: Any, kernel: str, field: str) -> None:
     with pytest.raises(TypeError, match=f"{field}.*int"):
         getattr(implementation, kernel)(**cases()[kernel] | {field: 32.5})
