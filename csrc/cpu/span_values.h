@@ -144,24 +144,29 @@ COMMKERN_INLINE void subtract_from(const uint8_t* a, C* values, int64_t n) {
   for (; i < n; ++i) values[i] = load<C>(a, i) - values[i];
 }
 
-// x in the compute type, or x + residual rotated.
+// x in the compute type, to which the loops add the residual; where they do not, of
+// fp64 and rotated, x + residual.
 template <class T>
 struct InputValues {
   using C = ComputeOf<T>;
+  static constexpr bool kLeavesResidual = kHasVectors<C>;
+
   const uint8_t* input;     // of the span
   const uint8_t* residual;  // the version to read, or null
   SpanRotation& rotation;
 
   // The elements [first, first + n) of the span: in `scratch` unless they lie ready.
   COMMKERN_MEMBER const uint8_t* get(int64_t first, int64_t n, C* scratch) const {
-    if (!rotation) return widened(first, n, scratch);
+    if (!rotation) {
+      return kLeavesResidual ? widened(first, n, scratch) : summed(first, n, scratch);
+    }
     rotation.rotate(summed(first, n, scratch), scratch, first, n);
     return reinterpret_cast<const uint8_t*>(scratch);
   }
 
   // The residual of elements from `first` on that `get` leaves to be added, or null.
   COMMKERN_MEMBER const uint8_t* added(int64_t first) const {
-    return rotation ? nullptr : residual_at(first);
+    return rotation || !kLeavesResidual ? nullptr : residual_at(first);
   }
 
   // The errors of the decoded `values`, in their place.
