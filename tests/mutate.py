@@ -107,7 +107,7 @@ MUTANTS = [
     ),
     Mutant(
         "reciprocal of a denormal overflows",
-        "if (s.scale >= C(0x1p-100) || (exact && s.scale > 0)) {",
+        "if (s.scale >= C(0x1p-100) || (has_power_scales(f) && s.scale > 0)) {",
         "if (s.scale > 0) {",
         QUANTIZE,
     ),
@@ -125,14 +125,14 @@ MUTANTS = [
     ),
     Mutant(
         "head of e4m3 scales without their largest value",
-        "absmax / (C(448) * largest)",
+        "absmax / (kMost * largest)",
         "absmax / largest",
         FORMATS,
     ),
     Mutant(
-        "offsets rounded to nearest",
-        "narrow_downward<BFloat16>(offset).bits",
-        "convert<BFloat16>(offset).bits",
+        "offsets rounded up",
+        "bits.offset = nearest_scale(f.scales, least * half, head, false);",
+        "bits.offset = nearest_scale(f.scales, least * half, head, true);",
         FORMATS,
     ),
     Mutant(

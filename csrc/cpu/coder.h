@@ -56,7 +56,6 @@ struct EncodeRun {
   uint8_t* codes;
   int64_t block_nbytes;
   int64_t first_draw;
-  int bits;
   Draws& draws;
 };
 
