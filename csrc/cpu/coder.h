@@ -55,8 +55,8 @@ struct EncodeRun {
   const BlockScales<C>& scales;
   uint8_t* codes;
   int64_t block_nbytes;
-  int64_t first_draw;
-  Draws& draws;
+  const uint8_t* bytes;  // random, one a value; a block's fill whole draws
+  int64_t block_draws_nbytes;
 };
 
 // v * factor of each code; `add` adds it to what `output` holds.

@@ -55,7 +55,7 @@ class EncodeLoop {
   explicit COMMKERN_MEMBER EncodeLoop(const EncodeRun<C>& run) : run_(run) {}
 
   COMMKERN_MEMBER void run() {
-    if constexpr (kHasVectors<C> && !kStochastic && !Code::kFivePacked) {
+    if constexpr (kHasVectors<C> && !Code::kFivePacked) {
       const bool whole =
           run_.block_size % kWhole == 0 && run_.count % run_.block_size == 0;
       if (whole && run_.scales.all_ordinary) return encode_whole_blocks();
@@ -73,17 +73,18 @@ class EncodeLoop {
     const uint8_t* before = run_.before;
     uint8_t* errors = run_.errors;
     const bool streams = run_.streams;
+    const uint8_t* bytes = run_.bytes;
+    const int64_t draws_nbytes = run_.block_draws_nbytes;
     const BlockScales<C>& s = run_.scales;
     for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += size) {
       encode_lanes({s.scale[k], s.offset[k], s.reciprocal[k], 1, false},
                    values + begin * sizeof(C), before + begin * sizeof(float),
                    errors + begin * sizeof(float), streams, 0, size,
-                   out + k * block_nbytes, nullptr);
+                   out + k * block_nbytes, bytes + k * draws_nbytes);
     }
   }
 
   COMMKERN_MEMBER void encode_any_blocks() {
-    const int64_t draws_per_block = (run_.block_size + 15) / 16;
     for (int64_t k = 0, begin = 0; begin < run_.count; ++k, begin += run_.block_size) {
       const int64_t n = smaller(run_.block_size, run_.count - begin);
       scale_ = run_.scales.at(k);
@@ -91,7 +92,7 @@ class EncodeLoop {
       errors_ =
           kErrors == Errors::kNone ? nullptr : run_.errors + begin * sizeof(float);
       before_ = run_.before + begin * sizeof(float);
-      first_draw_ = run_.first_draw + k * draws_per_block;
+      bytes_ = run_.bytes + k * run_.block_draws_nbytes;
       uint8_t* out = run_.codes + k * run_.block_nbytes;
       if (!(scale_.scale > 0)) {
         encode_nothing(n, out);
@@ -157,24 +158,13 @@ class EncodeLoop {
   // All whole groups of vectors, from one batch of random bytes to the next.
   COMMKERN_MEMBER int64_t encode_vectors(int64_t n, uint8_t* out) {
     const int64_t end = n / kWhole * kWhole;
-    if constexpr (!kStochastic) {
-      encode_own_lanes(0, end, out, nullptr);
-    } else {
-      for (int64_t i = 0; i < end;) {
-        const uint64_t draw = first_draw_ + i / 16;
-        const uint8_t* bytes = run_.draws.bytes_of(draw);
-        const int64_t next = smaller(i + 16 * run_.draws.left_from(draw), end);
-        encode_own_lanes(i, next, out, bytes);
-        i = next;
-      }
-    }
+    encode_own_lanes(0, end, out);
     return end;
   }
 
-  COMMKERN_MEMBER void encode_own_lanes(int64_t begin, int64_t end, uint8_t* out,
-                                        const uint8_t* bytes) {
+  COMMKERN_MEMBER void encode_own_lanes(int64_t begin, int64_t end, uint8_t* out) {
     encode_lanes(scale_, values_, before_, errors_, run_.streams, begin, end, out,
-                 bytes);
+                 bytes_);
   }
 
   // All in arguments: for all the compiler knows, stores may change members.
@@ -198,7 +188,7 @@ class EncodeLoop {
           codes[v] = Code::encode_value_lanes(a, scale);
         } else {
           const Floats p = (Code::kOffset ? a - offset : a) * reciprocal;
-          codes[v] = Code::template encode_lanes<kStochastic>(p, bytes + at - begin);
+          codes[v] = Code::template encode_lanes<kStochastic>(p, bytes + at);
         }
         if constexpr (kErrors != Errors::kNone) {
           Floats decoded = Code::decode_lanes(codes[v]) * scale;
@@ -233,8 +223,7 @@ class EncodeLoop {
   COMMKERN_MEMBER void encode_scalars(int64_t begin, int64_t n, uint8_t* out) {
     uint8_t group[kPackGroup];
     for (int64_t i = begin; i < n; ++i) {
-      const uint32_t byte =
-          kStochastic ? run_.draws.bytes_of(first_draw_ + i / 16)[i % 16] : 0;
+      const uint32_t byte = kStochastic ? bytes_[i] : 0;
       const C a = at(i);
       const int32_t code = code_of(a, byte);
       put_error(i, a - value(code));
@@ -254,7 +243,7 @@ class EncodeLoop {
   const uint8_t* values_ = nullptr;
   uint8_t* errors_ = nullptr;
   const uint8_t* before_ = nullptr;
-  uint64_t first_draw_ = 0;
+  const uint8_t* bytes_ = nullptr;
   [[no_unique_address]] BufferOf<Code, FiveBuffers> five_;
 };
 

@@ -68,6 +68,7 @@ class SpanEncoder {
         mode_(mode_of_loop(feedback, values)),
         first_block_(span.begin / args.format.block_size),
         draws_per_block_(ceil_div(args.format.block_size, 16)),
+        stochastic_(args.rounding == Rounding::kStochastic),
         draws_({args.seed, span.parameter_id, args.step, args.stream}),
         maker_(args.format, layout_, body_) {}
 
@@ -174,8 +175,8 @@ class SpanEncoder {
                            maker_.scales(),
                            body_ + layout_.codes_at(first_block),
                            layout_.block_nbytes,
-                           (first_block_ + first_block) * draws_per_block_,
-                           draws_};
+                           bytes_of_blocks(first_block, ceil_div(n, block_size)),
+                           draws_per_block_ * Draws::kDrawNbytes};
     coder_.encode[static_cast<int>(mode_)](run);
     if (!feedback_.residual) return;
     if (mode_ == Errors::kNone) return put_decoded_errors(first, n);
@@ -183,6 +184,14 @@ class SpanEncoder {
       if (is_finite(maker_.scales().scale[k])) continue;
       feedback_.keep(first + i, smaller(block_size, n - i));
     }
+  }
+
+  // The random bytes of some blocks; null where nothing is drawn.
+  COMMKERN_MEMBER const uint8_t* bytes_of_blocks(int64_t first, int64_t count) {
+    if (!stochastic_) return nullptr;
+    draws_.write((first_block_ + first) * draws_per_block_, count * draws_per_block_,
+                 bytes_buffer_);
+    return bytes_buffer_;
   }
 
   // Errors from the codes: of fp64, which may not be finite as floats, and of a
@@ -205,10 +214,13 @@ class SpanEncoder {
   uint8_t* const body_;
   const Errors mode_;  // of the encoding loop
   const int64_t first_block_, draws_per_block_;
-  Draws draws_;
+  const bool stochastic_;
+  const Draws draws_;
   ScaleMaker<C> maker_;
   alignas(64) C values_buffer_[kMaxUnit];
   alignas(64) C errors_buffer_[kMaxUnit];
+  // A block of 24 draws 32.
+  alignas(64) uint8_t bytes_buffer_[2 * kMaxUnit + Draws::kDrawNbytes * kLanes];
 };
 
 // with_encoder(span, fn): fn(encoder) for that span.

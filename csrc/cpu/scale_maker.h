@@ -254,6 +254,7 @@ class ScaleMaker {
     for (k = 0; k < count; ++k) all &= scales_.ordinary[k];
     scales_.all_ordinary = all != 0;
     if (has_offsets(format_)) return finish_offset_scales(count);
+    std::memset(scales_.halved, 0, count);
     for (k = 0; all == 0 && k < count; ++k) {
       if (!scales_.ordinary[k]) {
         scales_.set(k, block_scale(format_, scales_.scale[k], C(0)));
