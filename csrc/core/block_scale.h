@@ -3,7 +3,6 @@
 #pragma once
 
 #include "core/format.h"
-#include "core/minifloat.h"
 
 namespace commkern {
 
@@ -51,9 +50,10 @@ template <class C>
 COMMKERN_HD C span_head(const Format& f, C absmax) {
   const C largest = static_cast<C>(largest_value(f));
   if (f.scales == Scales::kE4M3) {
-    const C head = absmax / (C(448) * largest);
+    constexpr C kMost = Float8E4M3::kLargestNumber;
+    const C head = absmax / (kMost * largest);
     if (head == 0 && absmax > 0) return bits_as<C>(BitsOf<C>{1});
-    return is_finite(largest * (C(448) * head)) ? head : next_below(head);
+    return is_finite(largest * (kMost * head)) ? head : next_below(head);
   }
   C wanted = absmax / largest;
   if (f.statistic == Statistic::kRange || f.statistic == Statistic::kMean) {
@@ -76,7 +76,7 @@ COMMKERN_HD uint64_t nan_scale_bits(Scales scales) {
     case Scales::kFloat16: return 0x7e00;
     case Scales::kBFloat16: return 0x7fc0;
     case Scales::kE8M0:
-    case Scales::kOcp: return 0xff;
+    case Scales::kOcp: return kE8M0Nan;
     case Scales::kE4M3: return 0x7f;
     default: return FloatBits<C>::kNan;
   }
@@ -96,13 +96,8 @@ COMMKERN_HD C decode_scale(Scales scales, uint64_t bits, C head) {
 }
 
 // The exponent of the largest value of an OCP format.
-COMMKERN_HD int largest_exponent(Code code) {
-  switch (code) {
-    case Code::kFloat8E4M3: return 8;
-    case Code::kFloat8E5M2: return 15;
-    case Code::kFloat6E3M2: return 4;
-    default: return 2;
-  }
+COMMKERN_HD int largest_exponent(const Format& f) {
+  return floor_log2(largest_value(f));
 }
 
 // The largest s for which largest * s is finite.
@@ -113,7 +108,7 @@ COMMKERN_HD C largest_scale(C largest) {
 }
 
 // The smallest stored scale that is not below `wanted` >= 0; or with `up` false the
-// largest that is not above.
+// largest that is not above, of an offset, too.
 template <class C>
 COMMKERN_HD uint64_t nearest_scale(Scales scales, C wanted, C head, bool up) {
   const C finite = is_finite(wanted) ? wanted : largest_finite<C>();
@@ -131,7 +126,7 @@ COMMKERN_HD uint64_t nearest_scale(Scales scales, C wanted, C head, bool up) {
 template <class C>
 COMMKERN_HD uint64_t encode_scale(const Format& f, C wanted, C absmax, C head) {
   if (f.scales == Scales::kOcp) {
-    return absmax == 0 ? 0 : e8m0_of_absmax(absmax, largest_exponent(f.code));
+    return absmax == 0 ? 0 : e8m0_of_absmax(absmax, largest_exponent(f));
   }
   if (f.scales == Scales::kE4M3) {
     return head == 0 ? 0 : minifloat_code<Float8E4M3>(wanted / head);
@@ -140,15 +135,6 @@ COMMKERN_HD uint64_t encode_scale(const Format& f, C wanted, C absmax, C head) {
   const uint64_t bits = nearest_scale(f.scales, wanted, head, true);
   if (is_finite(largest * decode_scale<C>(f.scales, bits, head))) return bits;
   return nearest_scale(f.scales, largest_scale(largest), head, false);
-}
-
-template <class C>
-COMMKERN_HD uint64_t encode_offset(Scales scales, C offset, C head) {
-  switch (scales) {
-    case Scales::kFloat16: return narrow_downward<Half>(offset / head).bits;
-    case Scales::kBFloat16: return narrow_downward<BFloat16>(offset).bits;
-    default: return bits_as<BitsOf<C>>(offset);
-  }
 }
 
 // What is stored for values from `least` to `most`.
@@ -163,10 +149,11 @@ COMMKERN_HD RangeBits encode_range(const Format& f, C least, C most, C head,
   const auto value = [&](uint64_t bits) {
     return decode_scale<C>(f.scales, bits, head);
   };
-  const bool halved = !is_finite(most - value(encode_offset(f.scales, least, head)));
+  const C first = value(nearest_scale(f.scales, least, head, false));
+  const bool halved = !is_finite(most - first);
   const C half = halved ? C(0.5) : C(1);
   RangeBits bits;
-  bits.offset = encode_offset(f.scales, least * half, head);
+  bits.offset = nearest_scale(f.scales, least * half, head, false);
   // Rounded down to -2^127, it would decode to twice that.
   if (!is_finite(value(bits.offset) / half)) --bits.offset;
   const C offset = value(bits.offset);
@@ -191,8 +178,7 @@ COMMKERN_HD BlockScale<C> decoding_scale(const Format& f, C stored, C offset) {
 template <class C>
 COMMKERN_HD BlockScale<C> block_scale(const Format& f, C stored, C offset) {
   BlockScale<C> s = decoding_scale(f, stored, offset);
-  const bool exact = f.scales == Scales::kE8M0 || f.scales == Scales::kOcp;
-  if (s.scale >= C(0x1p-100) || (exact && s.scale > 0)) {
+  if (s.scale >= C(0x1p-100) || (has_power_scales(f) && s.scale > 0)) {
     s.reciprocal = C(1) / s.scale;
   } else if (s.scale > 0) {
     s.lift = C(0x1p100);

@@ -24,7 +24,7 @@ using StoredExponent = typename ExponentOf<C>::Stored;
 
 // 2^exponent, any number of C, denormals included.
 template <class C>
-COMMKERN_HD C power_of_two(int32_t exponent) {
+COMMKERN_HD C any_power_of_two(int32_t exponent) {
   using E = ExponentOf<C>;
   const int32_t biased = exponent + E::kBias;
   if (biased > 0) {
@@ -75,7 +75,8 @@ COMMKERN_HD FixedScale<ComputeOf<T>> fixed_scale(int32_t exponent, int32_t digit
     largest = below < largest ? below : largest;
   }
   const bool lifted = power < -100;
-  return {power_of_two<C>(power), power_of_two<C>(lifted ? -100 - power : -power),
+  return {any_power_of_two<C>(power),
+          any_power_of_two<C>(lifted ? -100 - power : -power),
           lifted ? C(0x1p100) : C(1), at_most<C>(largest), true};
 }
 

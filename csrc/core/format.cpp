@@ -120,15 +120,16 @@ void check_format(const Format& f, Rounding rounding) {
   check_value("code", f.code);
   check_value("scales", f.scales);
   check_value("statistic", f.statistic);
-  check_value("rounding", rounding);
+  check_rounding(rounding);
   const Allowed allowed = allowed_for(f.code);
   if (f.bits < allowed.least_bits || f.bits > allowed.most_bits) {
     fail("bits of code ", name_of(f.code), ": expected ", allowed.least_bits, " ... ",
          allowed.most_bits, ", got ", f.bits);
   }
   check_block_size(f.block_size);
-  if (f.scales == Scales::kSpan && 4096 % f.block_size != 0) {
-    fail("block_size with scales span: expected a divisor of 4096, got ", f.block_size);
+  if (f.scales == Scales::kSpan && kSumTile % f.block_size != 0) {
+    fail("block_size with scales span: expected a divisor of ", kSumTile, ", got ",
+         f.block_size);
   }
   check_among("scales", f.code, f.scales, allowed.scales);
   check_among("statistic", f.code, f.statistic, allowed.statistics);

@@ -8,8 +8,8 @@
 // (all of them missing where n = 0)
 //   codes    dense: code j fills bits [j * bits, (j + 1) * bits), little-endian, the
 //            last byte padded with zero bits (B is a multiple of 8, so that every block
-//            starts on a byte); ternary: five to a byte, block by block
-//            (core/bitpack.h)
+//            starts on a byte; core/bitpack.h); ternary: five to a byte, block by
+//            block (core/five_pack.h)
 //
 // A block's scale, from its values a, every operation in C and rounded once; L is the
 // largest value of a code (see `largest_value`), q the power of two of normaliser() in
@@ -20,15 +20,14 @@
 //   constant  wanted = constant
 //   range     offset = min a; wanted = (max a - offset) / L. Where that difference
 //             overflows the block is halved: both from a / 2, and s is stored negative.
-// Sums are taken in tiles of 4096 values from the start of the block (span): sixteen
-// lane-strided partial sums in a tile, combined pairwise; tiles as a binary tree in
-// index order. Its stored form s (and s is what the code is made with):
+// Sums are taken in tiles of kSumTile values from the start of the block (span):
+// sixteen lane-strided partial sums in a tile, combined pairwise; tiles as a binary
+// tree in index order. Its stored form s (and s is what the code is made with):
 //   compute   wanted
 //   bfloat16  the smallest number that is not below wanted
 //   float16   the same of wanted / head; head = the power of two that brings the
-//   largest
-//             wanted of the span's finite blocks (bounded from their largest |a|: that
-//             for range and mean, times sqrt(B) for l2) to [2^14, 2^15)
+//             largest wanted of the span's finite blocks (bounded from their largest
+//             |a|: that for range and mean, times sqrt(B) for l2) to [2^14, 2^15)
 //   e8m0      the smallest power of two that is not below wanted, in 2^-127 ... 2^127
 //   ocp       2^(floor(log2(max |a|)) - exponent of L), in e8m0 (OCP MX v1.0, 6.3)
 //   e4m3      e4m3 of wanted / head to nearest, head = largest finite |a| / (448 L),
@@ -40,6 +39,7 @@
 // 0 and codes 0. Where s is 0 all codes are 0.
 #pragma once
 
+#include "core/minifloat.h"
 #include "core/types.h"
 
 namespace commkern {
@@ -110,15 +110,18 @@ void visit_format(Format& f, Visitor&& field) {
   field("rotation", f.rotation);
 }
 
+// Values that are summed before tiles are combined.
+inline constexpr int64_t kSumTile = 4096;
+
 constexpr double largest_value(const Format& f) {
   switch (f.code) {
     case Code::kSymmetric: return (1 << (f.bits - 1)) - 1;
     case Code::kAsymmetric: return (1 << f.bits) - 1;
-    case Code::kFloat8E4M3: return 448;
-    case Code::kFloat8E5M2: return 57344;
-    case Code::kFloat6E3M2: return 28;
-    case Code::kFloat6E2M3: return 7.5;
-    case Code::kFloat4E2M1: return 6;
+    case Code::kFloat8E4M3: return Float8E4M3::kLargestNumber;
+    case Code::kFloat8E5M2: return Float8E5M2::kLargestNumber;
+    case Code::kFloat6E3M2: return Float6E3M2::kLargestNumber;
+    case Code::kFloat6E2M3: return Float6E2M3::kLargestNumber;
+    case Code::kFloat4E2M1: return Float4E2M1::kLargestNumber;
     default: return 1;
   }
 }
@@ -126,6 +129,11 @@ constexpr double largest_value(const Format& f) {
 constexpr bool has_head(const Format& f) {
   return f.scales == Scales::kFloat16 || f.scales == Scales::kE4M3 ||
          f.scales == Scales::kSpan;
+}
+
+// Whether scales are powers of two, whose reciprocals are exact.
+constexpr bool has_power_scales(const Format& f) {
+  return f.scales == Scales::kE8M0 || f.scales == Scales::kOcp;
 }
 
 constexpr bool has_offsets(const Format& f) { return f.code == Code::kAsymmetric; }

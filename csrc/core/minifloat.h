@@ -106,15 +106,6 @@ COMMKERN_HD Narrow narrow_toward(C x, bool up) {
   return (up ? value < x : value > x) ? neighbour(nearest, up) : nearest;
 }
 
-template <class Narrow, class C>
-COMMKERN_HD Narrow narrow_upward(C x) {
-  return narrow_toward<Narrow>(x, true);
-}
-template <class Narrow, class C>
-COMMKERN_HD Narrow narrow_downward(C x) {
-  return narrow_toward<Narrow>(x, false);
-}
-
 // ---- e8m0: byte b is 2^(b - 127), 255 is NaN ----
 
 inline constexpr uint8_t kE8M0Nan = 255;
@@ -148,13 +139,6 @@ COMMKERN_HD C e8m0_value(uint8_t byte) {
   if (byte == kE8M0Nan) return bits_as<C>(FloatBits<C>::kNan);
   if (byte == 0) return C(0x1p-127);
   return power_of_two<C>(byte - 127);
-}
-
-// The reciprocal, exact.
-template <class C>
-COMMKERN_HD C e8m0_reciprocal(uint8_t byte) {
-  if (byte == 254) return C(0x1p-127);
-  return power_of_two<C>(127 - byte);
 }
 
 }  // namespace commkern

@@ -26,12 +26,12 @@ COMMKERN_INLINE void with_bits(int32_t bits, Fn fn) {
 
 // Where the codes of a block lie before they are packed five to a byte.
 struct FiveBuffer {
-  alignas(64) uint8_t codes[8192 + kFiveSlack];
+  alignas(64) uint8_t codes[kMaxUnit + kFiveSlack];
 };
 // Those of all blocks of a run: vectors read what smaller ones wrote, which is slow
 // right after. kFivePad bytes follow each block.
 struct FiveBuffers {
-  static constexpr int64_t kNbytes = 8192 + 8192 / 16 * kFivePad;
+  static constexpr int64_t kNbytes = kMaxUnit + kMaxBlocks * kFivePad;
   alignas(64) uint8_t codes[kNbytes + kFiveSlack];
   COMMKERN_MEMBER uint8_t* block(int64_t k, int64_t block_size) {
     return codes + k * (block_size + kFivePad);
@@ -141,7 +141,7 @@ class EncodeLoop {
   // Of a block without a scale: 0, or the offset for every value; NaN leaves errors.
   COMMKERN_MEMBER void encode_nothing(int64_t n, uint8_t* out) {
     const int64_t nbytes =
-        Code::kFivePacked ? ceil_div(n, 5) : packed_nbytes(n, Code::kBits);
+        Code::kFivePacked ? five_packed_nbytes(n) : packed_nbytes(n, Code::kBits);
     std::memset(out, 0, nbytes);
     if (kErrors == Errors::kNone || scale_.scale != 0) return;
     for (int64_t i = 0; i < n; ++i) put_error(i, at(i) - value(0));

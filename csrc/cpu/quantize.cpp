@@ -91,7 +91,7 @@ class SpanEncoder {
     }
     const C q = normaliser(absmax);
     TileTree<C> tree;
-    each(kTile, [&](int64_t, int64_t n, const auto& source) {
+    each(kSumTile, [&](int64_t, int64_t n, const auto& source) {
       tree.add(tile_facts<C>(f.statistic, source, n, q).sum);
     });
     maker_.store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
@@ -101,8 +101,9 @@ class SpanEncoder {
     maker_.read_head();
     const int64_t unit = unit_of(format_);
     const int64_t end = smaller(last * unit, span_.length);
-    for (int64_t i = first * unit; i < end; i += batch()) {
-      encode_batch(i, smaller(batch(), end - i));
+    const int64_t batch = batch_of(format_);
+    for (int64_t i = first * unit; i < end; i += batch) {
+      encode_batch(i, smaller(batch, end - i));
     }
   }
 
@@ -130,18 +131,12 @@ class SpanEncoder {
     }
   }
 
-  // Whole units that are worked on at once.
-  COMMKERN_MEMBER int64_t batch() const {
-    const int64_t unit = unit_of(format_);
-    return unit < kBatchElements ? kBatchElements / unit * unit : unit;
-  }
-
   C absmax_of_span(bool skip_nonfinite) {
     C most = 0;
     const auto note = [&](C absmax) {
       if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
     };
-    each(batch(), [&](int64_t, int64_t n, const auto& source) {
+    each(batch_of(format_), [&](int64_t, int64_t n, const auto& source) {
       const C absmax = absmax_of<C>(source, n);
       if (is_finite(absmax) || !skip_nonfinite) return note(absmax);
       for (int64_t i = 0; i < n; i += format_.block_size) {
@@ -155,7 +150,7 @@ class SpanEncoder {
 
   void encode_span_range() {
     C least = 0, most = 0;
-    each(batch(), [&](int64_t first, int64_t n, const auto& source) {
+    each(batch_of(format_), [&](int64_t first, int64_t n, const auto& source) {
       const ValueRange<C> range = range_of<C>(source, n);
       least = first == 0 || range.least < least ? range.least : least;
       most = first == 0 || range.most > most ? range.most : most;
@@ -304,7 +299,7 @@ void dequantize_typed(const DequantizeArgs& args) {
   const C factor = static_cast<C>(args.scale);
   const auto body = [&](int64_t row, const Span& span, int64_t first, int64_t last) {
     const int64_t unit = unit_of(f);
-    const int64_t batch = unit < kBatchElements ? kBatchElements / unit * unit : unit;
+    const int64_t batch = batch_of(f);
     const int64_t end = smaller(last * unit, span.length);
     const BodyLayout layout(f, args.dtype, span.length);
     const StoredScales<C> stored(f, layout, args.payload.data + span.body);

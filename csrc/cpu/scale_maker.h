@@ -193,7 +193,7 @@ class ScaleMaker {
   COMMKERN_MEMBER bool store_power_scales(uint8_t* stored, int64_t count) {
     const bool ocp = format_.scales == Scales::kOcp;
     const C most = largest();
-    const int exponent = largest_exponent(format_.code);
+    const int exponent = largest_exponent(format_);
     for (int64_t k = 0; k < count; ++k) {
       const C wanted = absmax_[k] / most;
       const uint8_t byte =
@@ -225,9 +225,7 @@ class ScaleMaker {
 
   // Reciprocals, and which blocks are ordinary.
   COMMKERN_MEMBER void finish_scales(int64_t count) {
-    const bool exact =
-        format_.scales == Scales::kE8M0 || format_.scales == Scales::kOcp;
-    const C least = exact ? C(0) : next_below(C(0x1p-100));
+    const C least = has_power_scales(format_) ? C(0) : next_below(C(0x1p-100));
     const C most = largest();
     const bool clamps = format_.code != Code::kSymmetric;  // when it encodes
     const C limit = largest_finite<C>() / 2;

@@ -11,6 +11,12 @@ COMMKERN_BEGIN_ISA
 // codes are made; more at once makes the traffic to memory uneven (measured).
 constexpr int64_t kBatchElements = 512;
 
+// Whole units that are worked on at once, in elements.
+COMMKERN_INLINE int64_t batch_of(const Format& f) {
+  const int64_t unit = unit_of(f);
+  return unit < kBatchElements ? kBatchElements / unit * unit : unit;
+}
+
 // The scales in the body of a span.
 template <class C>
 struct StoredScales {
@@ -76,7 +82,7 @@ COMMKERN_INLINE bool read_scales(const StoredScales<C>& stored, int64_t first,
   int64_t k = 0;
   if (f.scales == Scales::kCompute && !has_offsets(f)) {
     for (; k < count; ++k) note(scales.scale[k] = load<C>(bytes, k));
-  } else if (f.scales == Scales::kE8M0 || f.scales == Scales::kOcp) {
+  } else if (has_power_scales(f)) {
     for (; k < count; ++k) note(scales.scale[k] = e8m0_value<C>(bytes[k]));
   } else if (f.scales == Scales::kE4M3) {
     k = read_e4m3_scales(bytes, count, stored.head, scales);

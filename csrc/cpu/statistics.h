@@ -90,7 +90,6 @@ COMMKERN_INLINE ValueRange<C> range_of(const Source& source, int64_t n) {
 
 // ---- sums in the fixed order of core/format.h ----
 
-constexpr int64_t kTile = 4096;
 constexpr int kPartials = 16;
 
 template <Statistic kStatistic, class C>
@@ -190,12 +189,12 @@ class TileTree {
 template <class C, class Source>
 COMMKERN_INLINE TileFacts<C> facts_of(Statistic statistic, const Source& source,
                                       int64_t n, C q) {
-  if (n <= kTile) return tile_facts<C>(statistic, source, n, q);
+  if (n <= kSumTile) return tile_facts<C>(statistic, source, n, q);
   TileTree<C> tree;
   BitsOf<C> most = 0;
-  for (int64_t i = 0; i < n; i += kTile) {
+  for (int64_t i = 0; i < n; i += kSumTile) {
     const auto facts =
-        tile_facts<C>(statistic, source.from(i), smaller(kTile, n - i), q);
+        tile_facts<C>(statistic, source.from(i), smaller(kSumTile, n - i), q);
     const BitsOf<C> bits = magnitude_bits(facts.absmax);
     most = bits > most ? bits : most;
     tree.add(facts.sum);

@@ -11,7 +11,9 @@ auto check_common(const Args& args, Rounding rounding) {
   check_dtype("dtype", args.dtype);
   check_format(args.format, rounding);
   check_spans(args.spans);
-  check_begins(args.spans, unit_of(args.format));
+  const Format& f = args.format;
+  check_begins(args.spans, unit_of(f),
+               f.rotation > f.block_size ? "rotation" : "block_size");
   return [&args](int64_t length) {
     return BodyLayout(args.format, args.dtype, length).nbytes;
   };

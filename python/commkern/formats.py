@@ -7,6 +7,7 @@ requantize_sum.
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
@@ -56,7 +57,7 @@ CODES: Final = {
     "nf4": _floats(4, _POWER),
     "dynamic8": _floats(8, _POWER),
 }
-_LARGEST = {
+LARGEST_FLOATS: Final = {
     "float8_e4m3": 448.0,
     "float8_e5m2": 57344.0,
     "float6_e3m2": 28.0,
@@ -101,7 +102,12 @@ class Format:
             return float(2 ** (self.bits - 1) - 1)
         if self.code == "asymmetric":
             return float(2**self.bits - 1)
-        return _LARGEST.get(self.code, 1.0)
+        return LARGEST_FLOATS.get(self.code, 1.0)
+
+    @property
+    def largest_exponent(self) -> int:
+        """floor(log2(largest))."""
+        return math.frexp(self.largest)[1] - 1
 
     @property
     def has_head(self) -> bool:

@@ -1,4 +1,4 @@
-"""What csrc/kernels/format.h promises of every format, without its arithmetic."""
+"""What csrc/core/format.h promises of every format, without its arithmetic."""
 
 from __future__ import annotations
 

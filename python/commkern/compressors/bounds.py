@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import math
 
-from commkern.formats import Format
+from commkern.formats import LARGEST_FLOATS, Format
 from commkern.wire.dtypes import compute_nbytes
 
 _MOST = {8: 1.7976931348623157e308, 4: 3.4028234663852886e38}
 _POWER_MOST, _POWER_LEAST = 2.0**127, 2.0**-127
 _HALF_LEAST = {8: 2.0 ** (-1022 - 24), 4: 2.0 ** (-126 - 24)}  # least head, least fp16
-_E4M3_LARGEST = 448.0
-# Exponent of the largest value and bits of mantissa.
-_FLOATS = {
-    "float8_e4m3": (8, 3),
-    "float8_e5m2": (15, 2),
-    "float6_e3m2": (4, 2),
-    "float6_e2m3": (2, 3),
-    "float4_e2m1": (2, 1),
-}
+_MANTISSA_BITS = {name: int(name[-1]) for name in LARGEST_FLOATS}
 # Half of the largest distance between two values: between -1 and -0.696; steps of
 # 0.9 / 64, which the values' rounding to fp32 may stretch by 2^-24 at either end.
 _BOOKS = {"nf4": (1 - 0.6961928009986877) / 2, "dynamic8": 0.9 / 128 + 2.0**-24}
@@ -58,9 +50,8 @@ def error(
 
 def _largest_step(fmt: Format, rounding: str, absmax: float, scale: float) -> float:
     """Largest error of a value in range, in units of the scale."""
-    if fmt.code in _FLOATS:
-        exponent, mantissa = _FLOATS[fmt.code]
-        return math.ldexp(0.5, exponent - mantissa)
+    if fmt.code in _MANTISSA_BITS:
+        return math.ldexp(0.5, fmt.largest_exponent - _MANTISSA_BITS[fmt.code])
     if fmt.code in _BOOKS:
         return _BOOKS[fmt.code]
     if fmt.code == "natural":
@@ -113,12 +104,12 @@ def _scale_range(
     if fmt.scales == "e8m0":
         high, low = max(high, _POWER_LEAST), min(low, _POWER_MOST)
     if fmt.scales == "ocp":
-        exponent = _FLOATS[fmt.code][0]
+        exponent = fmt.largest_exponent
         high = max(absmax * 2.0**-exponent, _POWER_LEAST)
         low = min(absmax * 2.0 ** -(exponent + 1), _POWER_MOST)
     if fmt.scales == "e4m3":
         # To nearest; denormal scales are in units of 2^-9 head.
-        unit = largest / (_E4M3_LARGEST * top) * 2.0**-10
+        unit = largest / (LARGEST_FLOATS["float8_e4m3"] * top) * 2.0**-10
         high, low = high + unit, max(wanted * (1 - 2.0**-4) - unit, 0.0)
     if top * high > _MOST[width]:
         low /= up  # the largest scale that does not overflow: a step down

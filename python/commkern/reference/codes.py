@@ -1,4 +1,4 @@
-"""Values to codes and back, code by code; csrc/kernels/format.h is the contract.
+"""Values to codes and back, code by code; csrc/core/format.h is the contract.
 
 Values are in units of their scale. Codes are integers, stored in the low bits.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commkern.arrays import Bytes
-from commkern.formats import Format, ternary_nbytes
+from commkern.formats import LARGEST_FLOATS, Format, ternary_nbytes
 from commkern.reference.bitpack import pack, packed_nbytes, unpack
 from commkern.reference.code_books import BOOKS
 from commkern.reference.numerics import Bits, Floats
@@ -20,7 +20,7 @@ from commkern.reference.numerics import Bits, Floats
 Codes = npt.NDArray[np.int64]
 
 _TERNARY_WEIGHTS = (1, 3, 9, 27, 81)
-_DIGIT_VALUES = np.array([0, 1, -1])
+_DIGIT_VALUES = np.array([0, 1, -1, 0])
 
 
 class Input(NamedTuple):
@@ -176,11 +176,8 @@ class Minifloat(NamedTuple):
 
 
 _MINIFLOATS = {
-    "float8_e4m3": Minifloat(4, 3, 448.0),
-    "float8_e5m2": Minifloat(5, 2, 57344.0),
-    "float6_e3m2": Minifloat(3, 2, 28.0),
-    "float6_e2m3": Minifloat(2, 3, 7.5),
-    "float4_e2m1": Minifloat(2, 1, 6.0),
+    name: Minifloat(int(name[-3]), int(name[-1]), largest)  # as in "float8_e4m3"
+    for name, largest in LARGEST_FLOATS.items()
 }
 
 
@@ -208,10 +205,8 @@ def minifloat_values(name: str, compute: np.dtype[Any]) -> Floats:
     units = np.where(exponent > 0, fraction + (1 << fmt.mantissa_bits), fraction)
     power = np.maximum(exponent, 1) - 1 + fmt.least_exponent - fmt.mantissa_bits
     values = np.ldexp(units.astype(compute), power)
-    if name == "float8_e4m3":
-        values[values > fmt.largest] = np.nan
+    values[values > fmt.largest] = np.nan
     if name == "float8_e5m2":
-        values[values > fmt.largest] = np.nan
         values[0x7C] = np.inf
     signed: Floats = np.concatenate([values, -values])
     return signed
@@ -265,5 +260,5 @@ def _unpack_ternary(packed: Bytes, count: int) -> Codes:
         for weight in _TERNARY_WEIGHTS
     ]
     digits = np.concatenate(columns, axis=1)[:, :count]
-    values: Codes = np.append(_DIGIT_VALUES, 0)[digits]
+    values: Codes = _DIGIT_VALUES[digits]
     return values.reshape(-1)

@@ -15,6 +15,7 @@ from typing import Any, Generic, ParamSpec
 import numpy as np
 
 from commkern.arrays import Bytes, as_bytes
+from commkern.formats import ROUNDINGS
 from commkern.reference.numerics import (
     FORMATS,
     Bits,
@@ -27,7 +28,6 @@ from commkern.reference.numerics import (
 from commkern.spans import SPAN, SpanTable
 
 P = ParamSpec("P")
-_ROUNDINGS = ("nearest", "stochastic")
 
 
 class Kernel(Generic[P]):
@@ -76,8 +76,8 @@ def format_of(name: str, field: str = "dtype") -> Format:
 def is_stochastic(rounding: str) -> bool:
     if not isinstance(rounding, str):
         raise TypeError(f"rounding must be a string, got {type(rounding).__name__}")
-    if rounding not in _ROUNDINGS:
-        raise ValueError(f"rounding must be one of {_ROUNDINGS}, got {rounding!r}")
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding must be one of {ROUNDINGS}, got {rounding!r}")
     return rounding == "stochastic"
 
 

@@ -1,6 +1,6 @@
 """Scales of blocks: from values, to stored bytes, and back.
 
-csrc/kernels/format.h is the contract. A group is what shares a scale: a block, or the
+csrc/core/format.h is the contract. A group is what shares a scale: a block, or the
 whole span with scales "span".
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from commkern.arrays import Bytes
-from commkern.formats import SUM_TILE, Format
+from commkern.formats import LARGEST_FLOATS, SUM_TILE, Format
 from commkern.reference.codes import encode_minifloat, minifloat_values
 from commkern.reference.numerics import (
     FORMATS,
@@ -25,13 +25,6 @@ from commkern.reference.numerics import (
 
 _LANES = 16
 _HALF_WORDS = {"float16": (0x7BFF, 0x7E00), "bfloat16": (0x7F7F, 0x7FC0)}
-_LARGEST_EXPONENT = {
-    "float8_e4m3": 8,
-    "float8_e5m2": 15,
-    "float6_e3m2": 4,
-    "float6_e2m3": 2,
-    "float4_e2m1": 2,
-}
 _E8M0_BIAS, _E8M0_NAN = 127, 255
 _E4M3_NAN = 0x7F
 
@@ -225,10 +218,11 @@ def _head(groups: _Groups) -> Any:
 
 def _e4m3_head(groups: _Groups) -> Any:
     number, most = groups.number, groups.largest_absmax
-    head = most / number(448 * groups.fmt.largest)
+    top = LARGEST_FLOATS["float8_e4m3"]
+    head = most / number(top * groups.fmt.largest)
     if most > 0:
         head = max(head, np.finfo(groups.compute).smallest_subnormal)
-    if np.isinf(groups.top * (number(448) * head)):
+    if np.isinf(groups.top * (number(top) * head)):
         head = np.nextafter(head, number(0))
     return number(head)
 
@@ -284,7 +278,7 @@ def _largest_scale(top: Any) -> Any:
 
 def _ocp_words(groups: _Groups) -> Bits:
     exponent = np.frexp(groups.absmax)[1].astype(np.int64) - 1
-    exponent = exponent - _LARGEST_EXPONENT[groups.fmt.code]
+    exponent = exponent - groups.fmt.largest_exponent
     words = np.clip(exponent, -_E8M0_BIAS, _E8M0_BIAS) + _E8M0_BIAS
     return np.where(groups.absmax > 0, words, 0).astype(np.uint8)
 
