@@ -35,6 +35,7 @@ string(REGEX REPLACE "([0-9]+[af]?)-virtual" "compute_\\1" archs "${archs}")
 string(REGEX REPLACE "(^| )([0-9]+[af]?)" "\\1sm_\\2 compute_\\2" archs "${archs}")
 
 # A fused multiply-add or a flushed denormal would change bits (docs: bit-exactness).
+# Relaxed: device code calls the constexpr functions of core/format.h.
 file(GLOB cuda_kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
 add_library(commkern_cuda_kernels OBJECT ${cuda_kernels})
 target_include_directories(commkern_cuda_kernels PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
@@ -42,7 +43,8 @@ set_target_properties(commkern_cuda_kernels PROPERTIES
   CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
 target_compile_features(commkern_cuda_kernels PRIVATE cuda_std_20)
 target_compile_options(commkern_cuda_kernels PRIVATE
-  --fmad=false -ftz=false -prec-div=true -prec-sqrt=true -Xcompiler=-Wall,-Wextra
+  --fmad=false -ftz=false -prec-div=true -prec-sqrt=true
+  --expt-relaxed-constexpr -Xcompiler=-Wall,-Wextra
   $<$<BOOL:${COMMKERN_WERROR}>:-Werror=all-warnings>)
 
 file(GLOB cuda_sources CONFIGURE_DEPENDS csrc/cuda/*.cpp)

@@ -1,10 +1,12 @@
 """Break one kernel at a time and see the suite turn red.
 
-    python tests/mutate.py [--only WORD] [--list]
+    python tests/mutate.py [--only WORD] [--baseline] [--list]
 
-Works on a temporary copy of the tree: each mutant replaces one piece of text, rebuilds
-what depends on it and runs the part of the suite that should notice. Prints a table;
-exits 1 where a mutant survives or its text is not found exactly once.
+Works on a temporary copy of the tree, built at -O1, which gives the same bits: each
+mutant replaces one piece of text, rebuilds what depends on it and runs the part of the
+suite that should notice. Prints a table; exits 1 where a mutant survives or its text is
+not found exactly once. ``--baseline`` builds one instruction set, in a third of the
+time; the mutants break what all of them share.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 COPIED = ("csrc", "cmake", "python", "tests", "CMakeLists.txt", "pyproject.toml")
+HADAMARD = ("test_hadamard.py",)
 QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
+FORMATS = ("test_formats.py", "test_formats_contract.py", "test_codes_oracle.py")
+FIXED_POINT = ("test_fixed_point.py",)
 
 
 class Mutant(NamedTuple):
@@ -36,14 +41,14 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "clamp removed",
-        "position = position > limit ? limit : position;",
-        "",
+        "clamped(rounded<kStochastic>(p, byte), -limit, limit)",
+        "rounded<kStochastic>(p, byte)",
         QUANTIZE,
     ),
     Mutant(
         "ties away from zero",
-        "round_nearest(a * reciprocal)",
-        "round_down(a * reciprocal + 0.5f)",
+        "rounding_offsets(bytes));\n  return round_nearest(p);",
+        "rounding_offsets(bytes));\n  return round_down(p + 0.5f);",
         QUANTIZE,
     ),
     Mutant(
@@ -53,21 +58,15 @@ MUTANTS = [
         QUANTIZE,
     ),
     Mutant(
-        "draws repeat within a block",
-        "return bytes_ + kDrawNbytes * (draw - first_);",
-        "return bytes_;",
-        QUANTIZE,
-    ),
-    Mutant(
         "draws counted from the span",
-        "static_cast<uint64_t>(span.begin / block_size + block) *",
-        "static_cast<uint64_t>(block) *",
+        "first_block_(span.begin / args.format.block_size)",
+        "first_block_(0)",
         QUANTIZE,
     ),
     Mutant(
         "residual with the wrong sign",
-        "sink.put(i, a - to_floats(code) * scale);",
-        "sink.put(i, to_floats(code) * scale - a);",
+        "put_errors(errors, at, a - decoded, streams);",
+        "put_errors(errors, at, decoded - a, streams);",
         QUANTIZE,
     ),
     Mutant(
@@ -84,14 +83,14 @@ MUTANTS = [
     ),
     Mutant(
         "stale bits in the last byte",
-        "store_word(pack_word(group, count, kBits),",
-        "store_word(pack_word(group, kPackGroup, kBits),",
+        "store_word(pack_word(group, count, Code::kBits),",
+        "store_word(pack_word(group, kPackGroup, Code::kBits),",
         QUANTIZE,
     ),
     Mutant(
-        "groups of codes end within a byte",
-        "constexpr int kWhole = kLanes > kPackGroup ? kLanes : kPackGroup;",
-        "constexpr int kWhole = kLanes;",
+        "codes end at their first byte",
+        "if (bit % 8 + Code::kBits > 8)",
+        "if (false)",
         QUANTIZE,
     ),
     Mutant(
@@ -102,15 +101,93 @@ MUTANTS = [
     ),
     Mutant(
         "scale of the largest numbers overflows",
-        "if (!is_finite(scale * count)) {",
-        "if (false) {",
+        "if (is_finite(largest * decode_scale<C>(f.scales, bits, head))) return bits;",
+        "return bits;",
         QUANTIZE,
     ),
     Mutant(
         "reciprocal of a denormal overflows",
-        "if (scale >= C(0x1p-100)) return",
-        "if (scale > C(0)) return",
+        "if (s.scale >= C(0x1p-100) || (has_power_scales(f) && s.scale > 0)) {",
+        "if (s.scale > 0) {",
         QUANTIZE,
+    ),
+    Mutant(
+        "partial sums combined in another order",
+        "(four[0] + four[2]) + (four[1] + four[3])",
+        "(four[0] + four[1]) + (four[2] + four[3])",
+        FORMATS,
+    ),
+    Mutant(
+        "powers of two round down",
+        "(bits + ((uint64_t{1} << 52) - 1)) >> 52",
+        "bits >> 52",
+        FORMATS,
+    ),
+    Mutant(
+        "head of e4m3 scales without their largest value",
+        "absmax / (kMost * largest)",
+        "absmax / largest",
+        FORMATS,
+    ),
+    Mutant(
+        "offsets rounded up",
+        "bits.offset = nearest_scale(f.scales, least * half, head, false);",
+        "bits.offset = nearest_scale(f.scales, least * half, head, true);",
+        FORMATS,
+    ),
+    Mutant(
+        "a non-finite block reaches the head",
+        "if (is_finite(of_block)) note(of_block);",
+        "note(of_block);",
+        FORMATS,
+    ),
+    Mutant(
+        "small floats do not saturate",
+        "clipped_magnitude(p, Format::kLargestNumber)",
+        "magnitude_of(p)",
+        FORMATS,
+    ),
+    Mutant(
+        "ties of small floats to odd",
+        "bits_as<Floats>(exponent + kMagic);\n    const Ints code =\n",
+        "bits_as<Floats>(exponent + kMagic + 1);\n    const Ints code = -1 +\n",
+        FORMATS,
+    ),
+    Mutant(
+        "powers of two never carry",
+        "y + ((widen_bytes(bytes) << 15) | (1 << 14))",
+        "y",
+        FORMATS,
+    ),
+    Mutant(
+        "a random sign sees half its noise",
+        "(rounding_offsets(bytes) * 2.0f - 1.0f)",
+        "(rounding_offsets(bytes) - 0.5f)",
+        FORMATS,
+    ),
+    Mutant(
+        "fives packed from the other end",
+        "load<Digits>(codes + plane * width, 0)",
+        "load<Digits>(codes + (4 - plane) * width, 0)",
+        FORMATS,
+    ),
+    Mutant(
+        "an owner's error stays rotated",
+        "values, n);\n    if (rotation) rotation.unrotate(values, first, n);",
+        "values, n);",
+        ("test_rotated.py",),
+    ),
+    Mutant(
+        "the smallest exponent wins",
+        "Word of(Word a, Word b) { return a > b ? a : b; }",
+        "Word of(Word a, Word b) { return a < b ? a : b; }",
+        FIXED_POINT,
+    ),
+    Mutant(
+        "fixed-point codes leave their range",
+        "p = p > low ? p : low;",
+        "",
+        FIXED_POINT,
     ),
     Mutant(
         "fp64 narrows in two roundings",
@@ -135,6 +212,24 @@ MUTANTS = [
         "choose(finite_mask(decoded), a - decoded, old_values)",
         "a - decoded",
         ("test_cast.py",),
+    ),
+    Mutant(
+        "a rotation's draw serves twice",
+        "draws_.bytes_of(draw++)",
+        "draws_.bytes_of(draw)",
+        HADAMARD,
+    ),
+    Mutant(
+        "levels of a rotation in another order",
+        "lane_butterfly<2>(lane_butterfly<1>(x))",
+        "lane_butterfly<1>(lane_butterfly<2>(x))",
+        HADAMARD,
+    ),
+    Mutant(
+        "signs before the factor of an inverse",
+        "kLast && kTurn == Turn::kInverse",
+        "kFirst && kTurn == Turn::kInverse",
+        HADAMARD,
     ),
     Mutant(
         "caller's CPU flags apply",
@@ -166,7 +261,7 @@ def holders(root: Path, text: str) -> list[Path]:
 class Tree:
     """The copy: configured once, rebuilt after each change."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, baseline: bool) -> None:
         self.root = root
         ignored = shutil.ignore_patterns("*.so", "__pycache__", ".*")
         for name in COPIED:
@@ -174,13 +269,19 @@ class Tree:
                 shutil.copytree(ROOT / name, root / name, ignore=ignored)
             else:
                 shutil.copy(ROOT / name, root / name)
-        self._lower_optimisation()
+        self._replace("CMakeLists.txt", "-O3", "-O1")
+        if baseline:
+            self._leave_baseline()
         self._configure()
 
-    def _lower_optimisation(self) -> None:
-        """Compile fast: bits are the same at -O1, which tests at -O3 have shown."""
-        lists = self.root / "CMakeLists.txt"
-        lists.write_text(lists.read_text().replace("-O3", "-O1"))
+    def _replace(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        path.write_text(path.read_text().replace(old, new))
+
+    def _leave_baseline(self) -> None:
+        self._replace("CMakeLists.txt", "baseline avx2 avx512", "baseline")
+        for name in ("isa_select.cpp", "tables.h"):
+            self._replace(f"csrc/cpu/{name}", "#if defined(__x86_64__)", "#if 0")
 
     def _configure(self) -> None:
         import pybind11
@@ -248,13 +349,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="mutants whose name holds this")
     parser.add_argument("--list", action="store_true", help="names only")
+    parser.add_argument(
+        "--baseline", action="store_true", help="one instruction set alone"
+    )
     arguments = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if arguments.only in mutant.name]
     if arguments.list or not chosen:
         print("\n".join(mutant.name for mutant in MUTANTS))
         return 0 if arguments.list else 1
     with tempfile.TemporaryDirectory() as folder:
-        tree = Tree(Path(folder))
+        tree = Tree(Path(folder), baseline=arguments.baseline)
         healthy = tree.failing_test(tuple({t for m in chosen for t in m.tests}))
         if healthy is not None:
             raise SystemExit(f"the unchanged tree fails {healthy}")

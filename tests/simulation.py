@@ -1,12 +1,14 @@
 """What a reduction gives, simulated in one process over whole tensors.
 
 Bits are a function of (parameter, offset, step), so a simulation that knows nothing of
-owners, chunks, messages or buckets must give the same bits.
+owners, chunks, messages or buckets must give the same bits. Where a scale belongs to an
+owner's share, the simulation knows the shares as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,8 +17,10 @@ from commkern import reference
 from commkern.compressors import Compressor, compressor
 from commkern.compressors.base import WHO_REDUCED, Operands
 from commkern.dtypes import dtype_name
-from commkern.spans import one_span
+from commkern.layout import chunk_bounds, stages_of
+from commkern.spans import SpanTable, one_span, span_table
 from commkern.wire.crc import hash_text
+from commkern.wire.message import align
 
 
 def call(calls) -> None:
@@ -37,25 +41,38 @@ def two_shot(
     """The result on every rank. ``residuals`` (fp32, one a rank) are updated: each with
     its own coding error, and the first also with the owners' error, wherever it is."""
     coder = compressor(coder)
-    dtype, numel = dtype_name(tensors[0].dtype), tensors[0].numel()
-    spans = one_span(numel, parameter_id=hash_text(name))
-    payloads = []
-    for rank, tensor in enumerate(tensors):
-        payload = np.zeros(coder.body_nbytes(numel, dtype), np.uint8)
-        on = Operands(spans, dtype, seed, step, rank, _fed(residuals, rank))
-        call(coder.compress_calls(on, tensor.contiguous(), payload))
-        payloads.append(payload)
-    reduced = np.zeros_like(payloads[0])
-    on = Operands(spans, dtype, seed, step, WHO_REDUCED, _fed(residuals, 0))
-    call(coder.reduce_calls(on, payloads, reduced))
+    dtype, numel, size = dtype_name(tensors[0].dtype), tensors[0].numel(), len(tensors)
+    spans, nbytes = _spans(coder, numel, dtype, hash_text(name), size)
+    *payloads, reduced = (np.zeros(nbytes, np.uint8) for _ in range(size + 1))
+    whole = Operands(spans, dtype, seed, step, world_size=size)
+    for on in stages_of(coder, whole, reduced):
+        for rank, tensor in enumerate(tensors):
+            mine = replace(on, who=rank, residual=_fed(residuals, rank))
+            call(coder.compress_calls(mine, tensor.contiguous(), payloads[rank]))
+        owner = replace(on, who=WHO_REDUCED, residual=_fed(residuals, 0))
+        call(coder.reduce_calls(owner, payloads, reduced))
     result = torch.empty(numel, dtype=tensors[0].dtype)
-    scale = 1.0 / len(tensors) if average else 1.0
-    call(
-        coder.decompress_calls(
-            on, reduced, result, scale=scale, world_size=len(tensors)
-        )
-    )
+    scale = 1.0 / size if average else 1.0
+    call(coder.decompress_calls(owner, reduced, result, scale=scale))
     return result.reshape(tensors[0].shape)
+
+
+def _spans(
+    coder: Compressor, numel: int, dtype: str, parameter_id: int, world_size: int
+) -> tuple[SpanTable, int]:
+    """The whole tensor, or its shares where they matter; and the bytes of all."""
+    if not coder.whole_shares:
+        nbytes = coder.body_nbytes(numel, dtype)
+        return one_span(numel, parameter_id=parameter_id), nbytes
+    rows, body = [], 0
+    for owner in range(world_size):
+        begin, end = chunk_bounds(
+            numel, coder.granule(dtype), world_size, owner, parameter_id
+        )
+        place = {"offset": begin, "begin": begin, "residual": begin, "body": body}
+        rows.append(place | {"length": end - begin, "parameter_id": parameter_id})
+        body += align(coder.body_nbytes(end - begin, dtype), coder.alignment(dtype))
+    return span_table(rows), body
 
 
 def _fed(residuals, rank):

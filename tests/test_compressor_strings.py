@@ -52,6 +52,11 @@ def test_known_strings() -> None:
         bits=4, block_size=64
     )
     assert str(ck.Quantize()) == "quantize:bits=8,block_size=128,rounding=nearest"
+    assert str(ck.Quantize(block_size=None, symmetric=False)) == (
+        "quantize:bits=8,block_size=None,rounding=nearest,symmetric=False"
+    )
+    assert ck.compressor("codebook:book=dynamic8") == ck.CodeBook("dynamic8", 256)
+    assert ck.compressor("twobit:threshold=1") == ck.TwoBit(1.0)
     assert str(ck.Identity()) == "identity"
     assert str(ck.Cast()) == "cast:dtype=bf16"
 
@@ -109,7 +114,27 @@ def test_unknown_parameters_list_what_exists(name: str) -> None:
         ("quantize:bits=4,bits=8", "twice"),
         ("quantize:bits=four", "must be a number, got 'four'"),
         ("quantize:bits=4.0", "must be a number, got '4.0'"),
-        ("quantize:bits=5", r"one of \(4, 8\), got 5"),
+        ("quantize:bits=9", "1 to 8, got 9"),
+        ("quantize:block_size=none", "must be a number, got 'none'"),
+        ("quantize:symmetric=no", "True or False, got 'no'"),
+        ("quantize:scale_dtype=fp8", "fp32, fp16, bf16, e8m0, got 'fp8'"),
+        ("quantize:block_size=None,scale_dtype=fp16", "fp32 with block_size=None"),
+        ("quantize:bits=1,scale_dtype=e8m0", "fp32, fp16 or bf16 with bits=1"),
+        ("rotated:inner=(twobit)", "one of codebook, float8,.*got twobit"),
+        ("rotated:inner=(sign:scale=none)", "got sign:scale=none"),
+        ("rotated:inner=(rotated)", "got rotated:inner"),
+        ("rotated:inner=(cast)", "got cast"),
+        ("rotated:block_size=100", "one of 32, 64,.*got 100"),
+        ("rotated:inner=(quantize:block_size=24)", "divisor of inner's 24, got 1024"),
+        ("twobit:threshold=0", "1e-30 to 1e[+]30, got 0"),
+        ("twobit:threshold=nan", "got nan"),
+        ("microscaling:format=mxfp5", "mxfp6_e3m2.*got 'mxfp5'"),
+        ("codebook:book=fp4", "nf4, dynamic8, got 'fp4'"),
+        ("float8:format=e3m4", "e4m3, e5m2, got 'e3m4'"),
+        ("qsgd:norm=l1", "l2, linf, got 'l1'"),
+        ("qsgd:bits=1", "2 to 8, got 1"),
+        ("natural:bits=1", "2 to 8, got 1"),
+        ("sign:scale=both", "block, parameter, none, got 'both'"),
         ("quantize:bits=(identity)", "takes no compressor, got '[(]identity[)]'"),
         ("quantize:block_size=12", "got 12"),
         ("quantize:block_size=8200", "got 8200"),
@@ -137,12 +162,20 @@ def test_other_types(spec: object) -> None:
 
 
 def test_bad_arguments_name_both_values() -> None:
-    with pytest.raises(ValueError, match=r"one of \(4, 8\), got 16"):
+    with pytest.raises(ValueError, match=r"1 to 8, got 16"):
         ck.Quantize(bits=16)
     with pytest.raises(TypeError, match=r"bits must be an int, got 4\.0"):
         ck.Quantize(bits=4.0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="block_size must be an int, got True"):
+    with pytest.raises(TypeError, match="block_size must be an int or None, got True"):
         ck.Quantize(block_size=True)
+    with pytest.raises(TypeError, match="block_size must be an int, got None"):
+        ck.Natural(block_size=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="symmetric must be a bool, got 1"):
+        ck.Quantize(symmetric=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="threshold must be a number, got '1'"):
+        ck.TwoBit("1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="inner must be a compressor, got 'sign'"):
+        ck.Rotated("sign")  # type: ignore[arg-type]
 
 
 def test_compressors_cannot_be_changed() -> None:

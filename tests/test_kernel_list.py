@@ -18,6 +18,20 @@ def listed() -> dict[str, str]:
     return dict(re.findall(r"X\((\w+), (\w+)\)", macro.group(1)))
 
 
+def visited(body: str) -> list[str]:
+    """The members that a body of visit_fields visits, under their own names."""
+    fields = re.findall(r'field\("(\w+)", \w\.(\w+)\)|(visit_format)\(', body)
+    assert all(name == member for name, member, _ in fields), body
+    return [name or "format" for name, _, _ in fields]
+
+
+def fields_of_format() -> list[str]:
+    text = (HEADERS.parent / "core" / "format.h").read_text()
+    body = re.search(r"void visit_format\(.*?\{(.*?)\n\}", text, re.DOTALL)
+    assert body, "format.h holds no visit_format"
+    return visited(body.group(1))
+
+
 def fields_of_structs() -> dict[str, list[str]]:
     """Argument struct -> the fields that visit_fields names, in order."""
     found = {}
@@ -26,13 +40,16 @@ def fields_of_structs() -> dict[str, list[str]]:
         for struct, body in re.findall(
             r"void visit_fields\((\w+)& a, .*?\{(.*?)\n\}", text, re.DOTALL
         ):
-            fields = re.findall(r'field\("(\w+)", a\.(\w+)\)', body)
-            assert all(name == member for name, member in fields), struct
-            found[struct] = [name for name, _ in fields]
+            members_visited = visited(body)
             members = re.search(rf"struct {struct} \{{(.*?)\n\}};", text, re.DOTALL)
             assert members, f"{struct} is not in {header.name}"
             declared = re.findall(r"(\w+)(?: = [^;]+)?;", members.group(1))
-            assert declared == found[struct], f"{struct}: members and visited fields"
+            assert declared == members_visited, f"{struct}: members and visited fields"
+            found[struct] = [
+                field
+                for member in members_visited
+                for field in (fields_of_format() if member == "format" else [member])
+            ]
     return found
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.laws import DTYPES, EVERY, random
 
 import commkern as ck
 from commkern import backend
@@ -13,14 +14,11 @@ from commkern.arrays import as_bytes
 from commkern.compressors.base import Operands
 from commkern.dtypes import dtype_name
 from commkern.errors import PayloadError
+from commkern.layout import stages_of
 from commkern.payload import decode, payload_nbytes
 from commkern.spans import span_table
 from commkern.wire import hash_text, header_nbytes, validate
 
-EVERY = [
-    spec for name in ck.compressors() for spec in (name, *ck.compressor(name).examples)
-]
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SHAPES = [(), (1,), (5,), (3, 4), (2, 3, 4), (0, 5), (2, 0, 3), (1000,), (7, 300)]
 
 
@@ -34,13 +32,12 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
 def raw(payload: ck.Payload) -> bytes:
     return payload.data.numpy().tobytes()
+
+
+def body_of(payload: ck.Payload) -> bytes:
+    return raw(payload)[validate(raw(payload)).sections[0].offset :]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -98,7 +95,7 @@ def test_corruption_is_rejected_or_decodes_to_a_tensor(coder) -> None:
                 decoded = decode(whole)
             except PayloadError:
                 continue
-            assert decoded.numel() <= 120
+            assert decoded.numel() < 130  # as many bytes, or fewer
         whole[position] = kept
 
 
@@ -169,7 +166,7 @@ def test_randomness_is_keyed_and_leaves_the_global_state_alone(coder) -> None:
     assert raw(coder.compress(tensor, **kwargs)) == raw(first)
     assert torch.equal(torch.get_rng_state(), before)
     bodies = {
-        raw(coder.compress(tensor, **(kwargs | change)))[-500:]
+        body_of(coder.compress(tensor, **(kwargs | change)))
         for change in ({}, {"seed": 4}, {"seed": 3 + 2**32}, {"step": 5}, {"name": "v"})
     }
     random_draws = coder.unbiased() and not isinstance(coder, ck.Identity)
@@ -200,8 +197,9 @@ def test_a_buckets_bodies_equal_the_single_tensors(coder, dtype) -> None:
     coded = np.zeros(body, np.uint8)
     on = Operands(span_table(rows), name, seed=9, step=2)
     bucket = torch.cat(list(tensors.values()))
-    for call in coder.compress_calls(on, bucket, coded):
-        backend.kernel(call.name)(**call.fields)
+    for staged in stages_of(coder, on, coded):
+        for call in coder.compress_calls(staged, bucket, coded):
+            backend.kernel(call.name)(**call.fields)
     for row, (key, tensor) in zip(rows, tensors.items(), strict=True):
         payload = coder.compress(tensor, seed=9, step=2, name=key)
         if payload.descriptor.compressor != str(coder):

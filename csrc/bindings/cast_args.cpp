@@ -54,23 +54,6 @@ void cast_integer(const char* field, py::handle value, T& out) {
               value);
 }
 
-// The index of a string in a list of names.
-template <size_t n>
-int32_t cast_name(const char* field, py::handle value, const char* const (&names)[n]) {
-  std::string list;
-  for (const char* name : names) {
-    list += (list.empty() ? "'" : ", '") + std::string(name) + "'";
-  }
-  if (!py::isinstance<py::str>(value)) {
-    wrong_type(field, ("one of " + list).c_str(), value);
-  }
-  const auto text = value.cast<std::string>();
-  for (size_t k = 0; k < n; ++k) {
-    if (text == names[k]) return static_cast<int32_t>(k);
-  }
-  wrong_value(field, "one of " + list, value);
-}
-
 template <class T>
 Buffer<T> from_tuple(const char* field, const py::tuple& tuple) {
   if (tuple.size() != 2) {
@@ -142,7 +125,7 @@ void cast_value(const char* field, py::handle value, SpanTable& out, Holder& hol
   const View& view = request(field, value, false, holder);
   if (view->ndim != 1 || view->itemsize != static_cast<py::ssize_t>(sizeof(Span))) {
     wrong_value(field,
-                "a one-dimensional array of dtype commkern.spans.SPAN (48 bytes)",
+                "a one-dimensional array of dtype commkern.spans.SPAN (56 bytes)",
                 py::str(std::to_string(view->ndim) + " dimensions of " +
                         std::to_string(view->itemsize) + " bytes"));
   }
@@ -190,14 +173,20 @@ void cast_value(const char* field, py::handle value, Residual& out, Holder& hold
   }
 }
 
-void cast_value(const char* field, py::handle value, DType& out, Holder&) {
-  constexpr const char* kNames[] = {"float32", "float64", "float16", "bfloat16"};
-  out = static_cast<DType>(cast_name(field, value, kNames));
-}
-
-void cast_value(const char* field, py::handle value, Rounding& out, Holder&) {
-  constexpr const char* kNames[] = {"nearest", "stochastic"};
-  out = static_cast<Rounding>(cast_name(field, value, kNames));
+int32_t cast_name(const char* field, py::handle value,
+                  std::span<const char* const> names) {
+  std::string list;
+  for (const char* name : names) {
+    list += (list.empty() ? "'" : ", '") + std::string(name) + "'";
+  }
+  if (!py::isinstance<py::str>(value)) {
+    wrong_type(field, ("one of " + list).c_str(), value);
+  }
+  const auto text = value.cast<std::string>();
+  for (size_t k = 0; k < names.size(); ++k) {
+    if (text == names[k]) return static_cast<int32_t>(k);
+  }
+  wrong_value(field, "one of " + list, value);
 }
 
 void cast_value(const char* field, py::handle value, int32_t& out, Holder&) {

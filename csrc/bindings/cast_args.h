@@ -5,7 +5,9 @@
 #include <pybind11/pybind11.h>
 
 #include <deque>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "core/types.h"
@@ -47,10 +49,14 @@ void cast_value(const char* field, py::handle value, SpanTable& out, Holder& hol
 void cast_value(const char* field, py::handle value, Parts& out, Holder& holder);
 // None, (version0, version1) or (version0, version1, committed).
 void cast_value(const char* field, py::handle value, Residual& out, Holder& holder);
-// "float32", "float64", "float16" or "bfloat16".
-void cast_value(const char* field, py::handle value, DType& out, Holder& holder);
-// "nearest" or "stochastic".
-void cast_value(const char* field, py::handle value, Rounding& out, Holder& holder);
+// The name of one of an enum's values.
+int32_t cast_name(const char* field, py::handle value,
+                  std::span<const char* const> names);
+template <class Enum>
+  requires std::is_enum_v<Enum>
+void cast_value(const char* field, py::handle value, Enum& out, Holder&) {
+  out = static_cast<Enum>(cast_name(field, value, NamesOf<Enum>::kNames));
+}
 void cast_value(const char* field, py::handle value, int32_t& out, Holder& holder);
 void cast_value(const char* field, py::handle value, uint32_t& out, Holder& holder);
 void cast_value(const char* field, py::handle value, uint64_t& out, Holder& holder);
@@ -63,7 +69,11 @@ inline const char* kind_of(const SpanTable&) { return "spans"; }
 inline const char* kind_of(const Parts&) { return "parts"; }
 inline const char* kind_of(const Residual&) { return "residual"; }
 inline const char* kind_of(const DType&) { return "dtype"; }
-inline const char* kind_of(const Rounding&) { return "rounding"; }
+template <class Enum>
+  requires std::is_enum_v<Enum>
+const char* kind_of(const Enum&) {
+  return "name";
+}
 inline const char* kind_of(const int32_t&) { return "int32"; }
 inline const char* kind_of(const uint32_t&) { return "uint32"; }
 inline const char* kind_of(const uint64_t&) { return "uint64"; }
@@ -71,6 +81,7 @@ inline const char* kind_of(const double&) { return "float64"; }
 
 // The second column: the struct's default, or `...` for a field that must be given.
 template <class T>
+  requires(!std::is_enum_v<T>)
 py::object default_of(const char*, const T&) {
   return py::ellipsis();
 }
@@ -79,8 +90,11 @@ inline py::object default_of(const char* field, const MutableBytes&) {
   return py::ellipsis();
 }
 inline py::object default_of(const char*, const Residual&) { return py::none(); }
-inline py::object default_of(const char*, const Rounding& value) {
-  return py::str(value == Rounding::kStochastic ? "stochastic" : "nearest");
+inline py::object default_of(const char*, DType) { return py::ellipsis(); }
+template <class Enum>
+  requires std::is_enum_v<Enum>
+py::object default_of(const char*, Enum value) {
+  return py::str(NamesOf<Enum>::kNames[static_cast<int32_t>(value)]);
 }
 inline py::object default_of(const char*, int32_t value) { return py::int_(value); }
 inline py::object default_of(const char*, uint32_t value) { return py::int_(value); }

@@ -31,6 +31,29 @@ COMMKERN_HD void unpack_word(uint64_t word, uint8_t* codes, int count, int bits)
   }
 }
 
+// Eight bytes hold a code each and zeros above it: push the codes together into the low
+// kBits bytes, pairs first, then fours, then all eight; and back.
+template <int kBits>
+COMMKERN_HD uint64_t squeeze_codes(uint64_t x) {
+  if constexpr (kBits == 8) return x;
+  x = (x & 0x00ff00ff00ff00ffu) | ((x & 0xff00ff00ff00ff00u) >> (8 - kBits));
+  x = (x & 0x0000ffff0000ffffu) | ((x & 0xffff0000ffff0000u) >> (16 - 2 * kBits));
+  return (x & 0xffffffffu) | ((x >> 32) << (4 * kBits));
+}
+
+template <int kBits>
+COMMKERN_HD uint64_t spread_codes(uint64_t x) {
+  if constexpr (kBits == 8) return x;
+  constexpr uint64_t kOne = (uint64_t{1} << kBits) - 1;
+  constexpr uint64_t kTwo = (uint64_t{1} << (2 * kBits)) - 1;
+  constexpr uint64_t kFour = (uint64_t{1} << (4 * kBits)) - 1;
+  x = (x & kFour) | (((x >> (4 * kBits)) & kFour) << 32);
+  constexpr uint64_t kTwos = kTwo * 0x0000000100000001u;
+  x = (x & kTwos) | (((x >> (2 * kBits)) & kTwos) << 16);
+  constexpr uint64_t kOnes = kOne * 0x0001000100010001u;
+  return (x & kOnes) | (((x >> kBits) & kOnes) << 8);
+}
+
 // The two's-complement value of a code.
 COMMKERN_HD int32_t signed_code(uint32_t code, int bits) {
   const uint32_t sign = 1u << (bits - 1);

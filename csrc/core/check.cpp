@@ -30,13 +30,15 @@ void check_rounding(Rounding rounding) {
   }
 }
 
-void check_bits(int32_t bits) {
-  if (bits != 4 && bits != 8) fail("bits: expected one of 4, 8, got ", bits);
-}
-
 void check_block_size(int32_t block_size) {
   if (block_size < 16 || block_size > 8192 || block_size % 8 != 0) {
     fail("block_size: expected a multiple of 8 in 16 ... 8192, got ", block_size);
+  }
+}
+
+void check_rotation(int32_t rotation) {
+  if (rotation < 32 || rotation > 4096 || (rotation & (rotation - 1)) != 0) {
+    fail("rotation: expected a power of two in 32 ... 4096, got ", rotation);
   }
 }
 
@@ -50,15 +52,16 @@ void check_spans(const SpanTable& spans) {
     check_field("length", row, span.length, kMaxElements);
     check_field("begin", row, span.begin, INT64_MAX);
     check_field("body", row, span.body, kMaxNbytes);
+    check_field("earlier", row, span.earlier, kMaxNbytes);
     check_field("residual", row, span.residual, kMaxElements);
   }
 }
 
-void check_begins(const SpanTable& spans, int32_t block_size) {
+void check_begins(const SpanTable& spans, int32_t unit, const char* field) {
   for (int64_t row = 0; row < spans.count; ++row) {
     const int64_t begin = spans.rows[row].begin;
-    if (begin % block_size != 0) {
-      fail("spans[", row, "].begin: expected a multiple of block_size ", block_size,
+    if (begin % unit != 0) {
+      fail("spans[", row, "].begin: expected a multiple of ", field, " ", unit,
            ", got ", begin);
     }
   }

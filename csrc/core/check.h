@@ -23,13 +23,14 @@ template <class... Parts>
 
 void check_dtype(const char* name, DType dtype);
 void check_rounding(Rounding rounding);
-void check_bits(int32_t bits);              // 4 or 8
 void check_block_size(int32_t block_size);  // multiple of 8 in 16 ... 8192
+void check_rotation(int32_t rotation);      // power of two in 32 ... 4096
 
 // The rows' own fields: none negative, lengths that a buffer could hold.
 void check_spans(const SpanTable& spans);
-// Every span begins at a multiple of block_size within its parameter.
-void check_begins(const SpanTable& spans, int32_t block_size);
+// Every span begins at a multiple of `unit`, the value of `field`, in its parameter.
+void check_begins(const SpanTable& spans, int32_t unit,
+                  const char* field = "block_size");
 
 // `buffer` covers the elements [offset, offset + length) of every span.
 template <class T>

@@ -184,25 +184,4 @@ COMMKERN_HD To convert(From x) {
   }
 }
 
-// Numbers of one block of a symmetric quantiser with levels -L ... L.
-template <class C>
-struct BlockScale {
-  C scale;       // what a code is multiplied by
-  C reciprocal;  // of scale * lift
-  C lift;        // 1, or 2^100 where 1 / scale would overflow
-};
-
-// `absmax` is finite. A scale of 0 gets reciprocal 0, hence codes 0.
-template <class C>
-COMMKERN_HD BlockScale<C> block_scale(C absmax, int32_t levels) {
-  const C count = static_cast<C>(levels);
-  C scale = absmax / count;
-  if (!is_finite(scale * count)) {
-    scale = bits_as<C>(static_cast<BitsOf<C>>(bits_as<BitsOf<C>>(scale) - 1));
-  }
-  if (scale >= C(0x1p-100)) return {scale, C(1) / scale, C(1)};
-  if (scale == 0) return {scale, C(0), C(1)};
-  return {scale, C(1) / (scale * C(0x1p100)), C(0x1p100)};
-}
-
 }  // namespace commkern

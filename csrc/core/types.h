@@ -10,17 +10,30 @@ namespace commkern {
 enum class DType : int32_t { kFloat32 = 0, kFloat64 = 1, kFloat16 = 2, kBFloat16 = 3 };
 enum class Rounding : int32_t { kNearest = 0, kStochastic = 1 };
 
+// The names of an enum's values, in order: what Python and plans call them.
+template <class Enum>
+struct NamesOf;
+template <>
+struct NamesOf<DType> {
+  static constexpr const char* kNames[] = {"float32", "float64", "float16", "bfloat16"};
+};
+template <>
+struct NamesOf<Rounding> {
+  static constexpr const char* kNames[] = {"nearest", "stochastic"};
+};
+
 // One contiguous run of one parameter's elements. Mirrored by commkern.spans.SPAN.
 struct Span {
   int64_t offset;         // first element in the data buffer
   int64_t length;         // elements
   int64_t begin;          // index of that first element within its parameter
   int64_t body;           // byte offset of the span's coded form in a payload
+  int64_t earlier;        // the same in the stage before, for coders of several stages
   int64_t residual;       // first element in either version of the residual
   uint32_t parameter_id;  // CRC-32C of the parameter's name, keys the random draws
   uint32_t parameter;     // row of the parameter in per-parameter tables
 };
-static_assert(sizeof(Span) == 48);
+static_assert(sizeof(Span) == 56);
 
 struct SpanTable {
   const Span* rows = nullptr;

@@ -1,331 +1,329 @@
 #include "kernels/quantize.h"
 
-#include "cpu/quantize_block.h"
+#include "cpu/scale_maker.h"
+#include "cpu/span_values.h"
+#include "cpu/statistics.h"
 #include "cpu/tables.h"
 #include "cpu/units.h"
 
 COMMKERN_BEGIN_ISA
 namespace {
 
-// ---- what is quantised: a block's element i, or lanes from i, in the compute type
-// ----
+// ---- where errors go ----
 
-template <class T>
-struct PlainSource {
-  const uint8_t* input;
-  COMMKERN_MEMBER ComputeOf<T> at(int64_t i) const { return load_compute<T>(input, i); }
-  COMMKERN_MEMBER Floats lanes(int64_t i) const { return load_floats<T>(input, i); }
-};
-
-template <class T>
-struct FeedbackSource {
-  const uint8_t* input;
-  const uint8_t* residual;
-  COMMKERN_MEMBER ComputeOf<T> at(int64_t i) const {
-    return load_compute<T>(input, i) +
-           static_cast<ComputeOf<T>>(load<float>(residual, i));
-  }
-  COMMKERN_MEMBER Floats lanes(int64_t i) const {
-    return load_floats<T>(input, i) + load_floats<float>(residual, i);
-  }
-};
-
-template <class C>
-struct BufferSource {
-  const C* values;
-  COMMKERN_MEMBER C at(int64_t i) const { return values[i]; }
-  COMMKERN_MEMBER Floats lanes(int64_t i) const {
-    return load_floats<float>(values, i);
-  }
-};
-
-// ---- where the error goes ----
-
-struct NoSink {
-  static constexpr bool kIgnores = true;
-  template <class E>
-  COMMKERN_MEMBER void put(int64_t, E) const {}
-  COMMKERN_MEMBER void keep(int64_t) const {}
-};
-
-struct WriteSink {
-  static constexpr bool kIgnores = false;
+// The residual of a span: written by quantize, added to by the owner's step.
+struct Feedback {
   ResidualSpan residual;
-  bool streams;  // past the cache; the address allows it
-
-  template <class C>
-  COMMKERN_MEMBER void put(int64_t i, C error) const {
-    const float kept = static_cast<float>(error);  // fp64 errors may not fit
-    store(residual.new_values, i,
-          is_finite(kept) ? kept : load<float>(residual.old_values, i));
-  }
-  COMMKERN_MEMBER void put(int64_t i, Floats error) const {
-    put_elements<float>(residual.new_values, i, error, streams);
-  }
-  // The block is not finite: the new residual is the old one.
-  COMMKERN_MEMBER void keep(int64_t n) const {
-    std::memmove(residual.new_values, residual.old_values, n * sizeof(float));
-  }
-};
-
-struct AddSink {
-  static constexpr bool kIgnores = false;
-  uint8_t* residual;
-
-  template <class C>
-  COMMKERN_MEMBER void put(int64_t i, C error) const {
-    const float before = load<float>(residual, i);
-    const float after = before + static_cast<float>(error);
-    store(residual, i, is_finite(after) ? after : before);
-  }
-  COMMKERN_MEMBER void put(int64_t i, Floats error) const {
-    const Floats before = load_floats<float>(residual, i);
-    const Floats after = before + error;
-    store_floats<float>(residual, i, choose(finite_mask(after), after, before));
-  }
-  COMMKERN_MEMBER void keep(int64_t) const {}
-};
-
-// ---- the blocks of a span ----
-
-template <class Args>
-COMMKERN_INLINE PhiloxStream stream_of(const Args& args, const Span& span) {
-  return {args.seed, span.parameter_id, args.step, args.stream};
-}
-
-// Draws are counted from the start of the parameter.
-COMMKERN_INLINE uint64_t first_draw_of(const Span& span, int64_t block,
-                                       int64_t block_size) {
-  return static_cast<uint64_t>(span.begin / block_size + block) *
-         ceil_div(block_size, 16);
-}
-
-template <int kValue>
-struct Int {
-  static constexpr int value = kValue;
-};
-template <class Fn>
-COMMKERN_INLINE void with_bits(int32_t bits, Fn fn) {
-  if (bits == 8) return fn(Int<8>{});
-  return fn(Int<4>{});
-}
-template <class Fn>
-COMMKERN_INLINE void with_rounding(Rounding rounding, Fn fn) {
-  if (rounding == Rounding::kStochastic) return fn(Int<1>{});
-  return fn(Int<0>{});
-}
-
-// Blocks are worked on a few at a time, so that one's divisions pass while another's
-// codes are made; more at once makes the traffic to memory uneven (measured).
-constexpr int64_t kMaxBatch = 8;
-constexpr int64_t kBatchElements = 512;
-
-// `Blocks` gives, for a block's number: first_look and second_look (Sources of equal
-// values) and sink.
-template <class C, int kBits, bool kStochastic, class Args, class Blocks>
-COMMKERN_INLINE void quantize_blocks(const Args& args, const Span& span,
-                                     BlockRange range, const Blocks& blocks) {
-  const BodyLayout layout(args, span);
-  const int64_t block_size = layout.block_size;
-  const int64_t fitting = kBatchElements / block_size;
-  const int64_t batch = smaller(fitting < 1 ? 1 : fitting, kMaxBatch);
-  uint8_t* body = args.payload.data + span.body;
-  Draws draws(stream_of(args, span));
-  C absmax[kMaxBatch];
-  const auto length = [&](int64_t block) {
-    return smaller(block_size, span.length - block * block_size);
-  };
-  for (int64_t first = range.first; first < range.last; first += batch) {
-    const int64_t last = smaller(first + batch, range.last);
-    for (int64_t block = first; block < last; ++block) {
-      const int64_t n = length(block);
-      absmax[block - first] = block_absmax<C>(blocks.first_look(block, n), n);
-    }
-    for (int64_t block = first; block < last; ++block) {
-      const BlockOut out{body + layout.scale_at(block), body + layout.codes_at(block),
-                         first_draw_of(span, block, block_size)};
-      quantize_block<C, kBits, kStochastic>(blocks.second_look(block),
-                                            blocks.sink(block), absmax[block - first],
-                                            length(block), out, draws);
-    }
-  }
-}
-
-template <class T>
-struct PlainBlocks {
-  const uint8_t* input;  // of the span
-  int64_t block_size;
-
-  COMMKERN_MEMBER PlainSource<T> second_look(int64_t block) const {
-    return {input + block * block_size * static_cast<int64_t>(sizeof(T))};
-  }
-  COMMKERN_MEMBER PlainSource<T> first_look(int64_t block, int64_t) const {
-    return second_look(block);
-  }
-  COMMKERN_MEMBER NoSink sink(int64_t) const { return {}; }
-};
-
-template <class T>
-struct FeedbackBlocks {
-  PlainBlocks<T> plain;
-  ResidualSpan residual;
+  Errors mode;
   bool streams;
 
-  COMMKERN_MEMBER ResidualSpan of(int64_t block) const {
-    return residual.from(block * plain.block_size);
+  // From a buffer.
+  template <class C>
+  COMMKERN_MEMBER void put(int64_t first, int64_t n, const C* errors) const {
+    const ResidualSpan here = residual.from(first);
+    const bool adds = mode == Errors::kAdd;
+    int64_t i = 0;
+    if constexpr (kHasVectors<C>) {
+      const bool past_cache = streams && can_stream(here.new_values);
+      for (; i + kLanes <= n; i += kLanes) {
+        const uint8_t* old_values = adds ? here.new_values : here.old_values;
+        const Floats before = load_floats<float>(old_values, i);
+        const Floats error = load_floats<float>(errors, i);
+        const Floats after = adds ? before + error : error;
+        put_elements<float>(here.new_values, i,
+                            choose(finite_mask(after), after, before), past_cache);
+      }
+    }
+    for (; i < n; ++i) {
+      const float before = load<float>(adds ? here.new_values : here.old_values, i);
+      const float error = static_cast<float>(errors[i]);
+      const float after = adds ? before + error : error;
+      store(here.new_values, i, is_finite(after) ? after : before);
+    }
   }
-  COMMKERN_MEMBER FeedbackSource<T> second_look(int64_t block) const {
-    return {plain.second_look(block).input, of(block).old_values};
-  }
-  COMMKERN_MEMBER FeedbackSource<T> first_look(int64_t block, int64_t) const {
-    return second_look(block);
-  }
-  COMMKERN_MEMBER WriteSink sink(int64_t block) const {
-    const ResidualSpan here = of(block);
-    return {here, streams && can_stream(here.new_values)};
+
+  // The block is not finite: what was there stays.
+  COMMKERN_MEMBER void keep(int64_t first, int64_t n) const {
+    const ResidualSpan here = residual.from(first);
+    if (mode == Errors::kAdd) return;
+    std::memmove(here.new_values, here.old_values, n * sizeof(float));
   }
 };
 
-template <class T, int kBits, bool kStochastic>
-void quantize_span(const QuantizeArgs& args, const Span& span, BlockRange range,
-                   bool streams) {
-  using C = ComputeOf<T>;
-  const PlainBlocks<T> plain{args.input.data + span.offset * sizeof(T),
-                             args.block_size};
-  const ResidualSpan residual = residual_of(args.residual, span);
-  if (residual) {
-    const FeedbackBlocks<T> blocks{plain, residual, streams};
-    quantize_blocks<C, kBits, kStochastic>(args, span, range, blocks);
-  } else {
-    quantize_blocks<C, kBits, kStochastic>(args, span, range, plain);
+// ---- one span's way from values to codes ----
+
+template <class C, class Values>
+class SpanEncoder {
+ public:
+  template <class Args>
+  SpanEncoder(const Args& args, const Span& span, const Values& values,
+              const Feedback& feedback, const Coder<C>& coder)
+      : format_(args.format),
+        span_(span),
+        values_(values),
+        feedback_(feedback),
+        coder_(coder),
+        layout_(args.format, args.dtype, span.length),
+        body_(args.payload.data + span.body),
+        mode_(mode_of_loop(feedback, values)),
+        first_block_(span.begin / args.format.block_size),
+        draws_per_block_(ceil_div(args.format.block_size, 16)),
+        stochastic_(args.rounding == Rounding::kStochastic),
+        draws_({args.seed, span.parameter_id, args.step, args.stream}),
+        maker_(args.format, layout_, body_) {}
+
+  // The head, which all blocks have a part in.
+  void encode_head() {
+    const Format& f = format_;
+    if (f.scales != Scales::kSpan) {
+      return store(body_, 0, span_head(f, absmax_of_span(true)));
+    }
+    const C absmax = absmax_of_span(false);
+    if (!is_finite(absmax))
+      return maker_.store_head(bits_as<C>(FloatBits<C>::kNan), C(0));
+    switch (f.statistic) {
+      case Statistic::kAbsmax:
+        return maker_.store_span_scale(absmax / maker_.largest(), absmax);
+      case Statistic::kConstant:
+        return maker_.store_head(absmax == 0 ? C(0) : static_cast<C>(f.constant), C(0));
+      case Statistic::kRange: return encode_span_range();
+      default: break;
+    }
+    const C q = normaliser(absmax);
+    TileTree<C> tree;
+    each(kSumTile, [&](int64_t, int64_t n, const auto& source) {
+      tree.add(tile_facts<C>(f.statistic, source, n, q).sum);
+    });
+    maker_.store_span_scale(wanted_of_sum(f, tree.total(), span_.length, q), absmax);
   }
+
+  void encode_blocks(int64_t first, int64_t last) {
+    maker_.read_head();
+    const int64_t unit = unit_of(format_);
+    const int64_t end = smaller(last * unit, span_.length);
+    const int64_t batch = batch_of(format_);
+    for (int64_t i = first * unit; i < end; i += batch) {
+      encode_batch(i, smaller(batch, end - i));
+    }
+  }
+
+ private:
+  static COMMKERN_MEMBER Errors mode_of_loop(const Feedback& feedback,
+                                             const Values& values) {
+    return is_same<C, double> || values.rotation ? Errors::kNone : feedback.mode;
+  }
+
+  // fn(source) of the elements from `first` on, whose values lie in `a`.
+  template <class Fn>
+  COMMKERN_MEMBER void with_source(const uint8_t* a, int64_t first, Fn fn) {
+    const uint8_t* added = values_.added(first);
+    if (added == nullptr) return fn(PlainSource<C>{a});
+    fn(FedSource<C>{a, added});
+  }
+
+  // fn(first, n, source) over the whole span, `step` elements at a time.
+  template <class Fn>
+  COMMKERN_MEMBER void each(int64_t step, Fn fn) {
+    for (int64_t i = 0; i < span_.length; i += step) {
+      const int64_t n = smaller(step, span_.length - i);
+      with_source(values_.get(i, n, values_buffer_), i,
+                  [&](const auto& source) { fn(i, n, source); });
+    }
+  }
+
+  C absmax_of_span(bool skip_nonfinite) {
+    C most = 0;
+    const auto note = [&](C absmax) {
+      if (magnitude_bits(absmax) > magnitude_bits(most)) most = absmax;
+    };
+    each(batch_of(format_), [&](int64_t, int64_t n, const auto& source) {
+      const C absmax = absmax_of<C>(source, n);
+      if (is_finite(absmax) || !skip_nonfinite) return note(absmax);
+      for (int64_t i = 0; i < n; i += format_.block_size) {
+        const int64_t length = smaller(format_.block_size, n - i);
+        const C of_block = absmax_of<C>(source.from(i), length);
+        if (is_finite(of_block)) note(of_block);
+      }
+    });
+    return most;
+  }
+
+  void encode_span_range() {
+    C least = 0, most = 0;
+    each(batch_of(format_), [&](int64_t first, int64_t n, const auto& source) {
+      const ValueRange<C> range = range_of<C>(source, n);
+      least = first == 0 || range.least < least ? range.least : least;
+      most = first == 0 || range.most > most ? range.most : most;
+    });
+    maker_.store_span_range({least, most});
+  }
+
+  void encode_batch(int64_t first, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    const int64_t first_block = first / block_size;
+    const uint8_t* a = values_.get(first, n, values_buffer_);
+    with_source(a, first, [&](const auto& source) {
+      maker_.encode_scales(first_block, source, n);
+    });
+    const ResidualSpan residual = feedback_.residual.from(first);
+    const EncodeRun<C> run{a,
+                           residual.new_values,
+                           residual.old_values,
+                           feedback_.streams && can_stream(residual.new_values),
+                           n,
+                           block_size,
+                           maker_.scales(),
+                           body_ + layout_.codes_at(first_block),
+                           layout_.block_nbytes,
+                           bytes_of_blocks(first_block, ceil_div(n, block_size)),
+                           draws_per_block_ * Draws::kDrawNbytes};
+    coder_.encode[static_cast<int>(mode_)](run);
+    if (!feedback_.residual) return;
+    if (mode_ == Errors::kNone) return put_decoded_errors(first, n);
+    for (int64_t k = 0, i = 0; i < n; ++k, i += block_size) {
+      if (is_finite(maker_.scales().scale[k])) continue;
+      feedback_.keep(first + i, smaller(block_size, n - i));
+    }
+  }
+
+  // The random bytes of some blocks; null where nothing is drawn.
+  COMMKERN_MEMBER const uint8_t* bytes_of_blocks(int64_t first, int64_t count) {
+    if (!stochastic_) return nullptr;
+    draws_.write((first_block_ + first) * draws_per_block_, count * draws_per_block_,
+                 bytes_buffer_);
+    return bytes_buffer_;
+  }
+
+  // Errors from the codes: of fp64, which may not be finite as floats, and of a
+  // rotation, where they are not those of single values.
+  void put_decoded_errors(int64_t first, int64_t n) {
+    const int64_t block_size = format_.block_size;
+    coder_.decode[0]({body_ + layout_.codes_at(first / block_size),
+                      layout_.block_nbytes, n, block_size, maker_.scales(), C(1),
+                      reinterpret_cast<uint8_t*>(errors_buffer_), false});
+    values_.put_errors(first, n, values_buffer_, errors_buffer_);
+    feedback_.put(first, n, errors_buffer_);
+  }
+
+  const Format& format_;
+  const Span& span_;
+  const Values& values_;
+  const Feedback& feedback_;
+  const Coder<C>& coder_;
+  const BodyLayout layout_;
+  uint8_t* const body_;
+  const Errors mode_;  // of the encoding loop
+  const int64_t first_block_, draws_per_block_;
+  const bool stochastic_;
+  const Draws draws_;
+  ScaleMaker<C> maker_;
+  alignas(64) C values_buffer_[kMaxUnit];
+  alignas(64) C errors_buffer_[kMaxUnit];
+  // A block of 24 draws 32.
+  alignas(64) uint8_t bytes_buffer_[2 * kMaxUnit + Draws::kDrawNbytes * kLanes];
+};
+
+// with_encoder(span, fn): fn(encoder) for that span.
+template <class Args, class WithEncoder>
+COMMKERN_INLINE void encode_spans(const Args& args, WithEncoder with_encoder) {
+  if (has_head(args.format)) {
+    for_units(args.spans, kWholeSpan, [&](int64_t, const Span& span, int64_t, int64_t) {
+      with_encoder(span, [](auto& encoder) { encoder.encode_head(); });
+    });
+  }
+  for_units(args.spans, unit_of(args.format),
+            [&](int64_t, const Span& span, int64_t first, int64_t last) {
+              with_encoder(span,
+                           [&](auto& encoder) { encoder.encode_blocks(first, last); });
+            });
+}
+
+template <class T>
+void quantize_typed(const QuantizeArgs& args) {
+  using C = ComputeOf<T>;
+  const Coder<C> coder = coder_of<C>(args.format, args.rounding);
+  const bool streams = streams_residual(args.residual, args.spans);
+  encode_spans(args, [&](const Span& span, auto fn) {
+    const ResidualSpan residual = residual_of(args.residual, span);
+    const Feedback feedback{residual, residual ? Errors::kWrite : Errors::kNone,
+                            streams};
+    SpanRotation rotation(args.format, span);
+    const InputValues<T> values{args.input.data + span.offset * sizeof(T),
+                                residual.old_values, rotation};
+    SpanEncoder<C, InputValues<T>> encoder(args, span, values, feedback, coder);
+    fn(encoder);
+  });
+}
+
+template <class C>
+void requantize_typed(const RequantizeSumArgs& args) {
+  const Coder<C> coder = coder_of<C>(args.format, args.rounding);
+  encode_spans(args, [&](const Span& span, auto fn) {
+    const ResidualSpan residual = residual_of(args.residual, span);
+    const Feedback feedback{residual, residual ? Errors::kAdd : Errors::kNone, false};
+    const BodyLayout layout(args.format, args.dtype, span.length);
+    SpanRotation rotation(args.format, span);
+    const SumValues<C> values{args.parts, args.format, span.body,
+                              layout,     coder,       rotation};
+    SpanEncoder<C, SumValues<C>> encoder(args, span, values, feedback, coder);
+    fn(encoder);
+  });
 }
 
 // ---- decoding ----
 
-template <class T, int kBits, bool kAdd>
-COMMKERN_INLINE void dequantize_block(const uint8_t* codes, ComputeOf<T> scale,
-                                      ComputeOf<T> factor, uint8_t* output, int64_t n,
-                                      bool streams) {
-  using C = ComputeOf<T>;
+template <class T, bool kAdd>
+COMMKERN_INLINE void put_values(const ComputeOf<T>* values, int64_t n,
+                                ComputeOf<T> factor, uint8_t* output, bool streams) {
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
     for (; i + kLanes <= n; i += kLanes) {
-      Floats y = decode_lanes<kBits>(codes, i, scale) * factor;
+      Floats y = load_floats<float>(values, i) * factor;
       if constexpr (kAdd) y = load_floats<T>(output, i) + y;
       put_elements<T>(output, i, narrow<T>(y), streams);
     }
   }
   for (; i < n; ++i) {
-    C y = decode<C, kBits>(codes, i, scale) * factor;
+    ComputeOf<T> y = values[i] * factor;
     if constexpr (kAdd) y = load_compute<T>(output, i) + y;
     store(output, i, convert<T>(y));
   }
 }
 
-template <class T, int kBits, bool kAdd>
-void dequantize_span(const DequantizeArgs& args, const Span& span, int64_t row,
-                     BlockRange blocks, bool streams) {
+template <class T, bool kAdd>
+void dequantize_typed(const DequantizeArgs& args) {
   using C = ComputeOf<T>;
-  const BodyLayout layout(args, span);
-  const uint8_t* body = args.payload.data + span.body;
-  uint8_t* output = args.output.data + span.offset * sizeof(T);
+  const Format& f = args.format;
+  const Coder<C> coder = coder_of<C>(f, Rounding::kStochastic);
+  const bool streams = !kAdd && streams_past_cache<T>(args.spans);
   const C factor = static_cast<C>(args.scale);
-  bool finite = true;
-  for (int64_t block = blocks.first; block < blocks.last; ++block) {
-    const int64_t begin = block * layout.block_size;
-    const int64_t n = smaller(layout.block_size, span.length - begin);
-    const C scale = load<C>(body + layout.scale_at(block), 0);
-    finite = finite && is_finite(scale);
-    uint8_t* y = output + begin * sizeof(T);
-    dequantize_block<T, kBits, kAdd>(body + layout.codes_at(block), scale, factor, y, n,
-                                     streams && can_stream(y));
-  }
-  if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
-}
-
-template <bool kAdd>
-void dequantize_any(const DequantizeArgs& args) {
-  with_dtype(args.dtype, [&]<class T>(Tag<T>) {
-    const bool streams = !kAdd && streams_past_cache<T>(args.spans);
-    with_bits(args.bits, [&](auto bits) {
-      for_units(args.spans, args.block_size,
-                [&](int64_t row, const Span& span, int64_t first, int64_t last) {
-                  dequantize_span<T, bits.value, kAdd>(args, span, row, {first, last},
-                                                       streams);
-                });
-    });
-  });
-}
-
-// ---- the owner's step ----
-
-template <class C, int kBits>
-COMMKERN_INLINE void sum_block(const Parts& parts, int64_t scale_at, int64_t codes_at,
-                               C* acc, int64_t n) {
-  for (int64_t rank = 0; rank < parts.count; ++rank) {
-    const uint8_t* part = parts.rows[rank].data;
-    const C scale = load<C>(part + scale_at, 0);
-    const uint8_t* codes = part + codes_at;
-    int64_t i = 0;
-    if constexpr (kHasVectors<C>) {
-      for (; i + kLanes <= n; i += kLanes) {
-        const Floats value = decode_lanes<kBits>(codes, i, scale);
-        const Floats sum = rank == 0 ? value : load_floats<float>(acc, i) + value;
-        store_floats<float>(acc, i, sum);
+  const auto body = [&](int64_t row, const Span& span, int64_t first, int64_t last) {
+    const int64_t unit = unit_of(f);
+    const int64_t batch = batch_of(f);
+    const int64_t end = smaller(last * unit, span.length);
+    const BodyLayout layout(f, args.dtype, span.length);
+    const StoredScales<C> stored(f, layout, args.payload.data + span.body);
+    SpanRotation rotation(f, span);
+    const bool direct = is_same<T, C> && !rotation;
+    alignas(64) C buffer[kMaxUnit];
+    bool finite = true;
+    for (int64_t i = first * unit; i < end; i += batch) {
+      const int64_t n = smaller(batch, end - i);
+      uint8_t* y = args.output.data + (span.offset + i) * sizeof(T);
+      if (direct) {
+        finite &= decode_blocks(stored, coder.decode[kAdd], i / f.block_size, n, factor,
+                                y, streams && can_stream(y));
+      } else {
+        auto* values = reinterpret_cast<uint8_t*>(buffer);
+        finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, C(1),
+                                values, false);
+        if (rotation) rotation.unrotate(buffer, i, n);
+        put_values<T, kAdd>(buffer, n, factor, y, streams && can_stream(y));
       }
     }
-    for (; i < n; ++i) {
-      const C value = decode<C, kBits>(codes, i, scale);
-      acc[i] = rank == 0 ? value : acc[i] + value;
-    }
-  }
-}
-
-// The sums of the blocks in work, each in a slot of `acc`.
-template <class C, int kBits, class MakeSink>
-struct SumBlocks {
-  const RequantizeSumArgs& args;
-  const Span& span;
-  BodyLayout layout;
-  MakeSink make_sink;
-  C* acc;
-  int64_t slots;
-
-  COMMKERN_MEMBER C* slot(int64_t block) const {
-    return acc + block % slots * layout.block_size;
-  }
-  COMMKERN_MEMBER BufferSource<C> second_look(int64_t block) const {
-    return {slot(block)};
-  }
-  COMMKERN_MEMBER BufferSource<C> first_look(int64_t block, int64_t n) const {
-    sum_block<C, kBits>(args.parts, span.body + layout.scale_at(block),
-                        span.body + layout.codes_at(block), slot(block), n);
-    return second_look(block);
-  }
-  COMMKERN_MEMBER auto sink(int64_t block) const {
-    return make_sink(block * layout.block_size);
-  }
-};
-
-template <class C, int kBits, bool kStochastic>
-void requantize_span(const RequantizeSumArgs& args, const Span& span,
-                     BlockRange range) {
-  constexpr int64_t kLargestBlock = 8192;
-  alignas(64) C acc[kLargestBlock];
-  const int64_t slots = smaller(kLargestBlock / args.block_size, kMaxBatch);
-  const BodyLayout layout(args, span);
-  const ResidualSpan residual = residual_of(args.residual, span);
-  const auto run = [&](auto make_sink) {
-    const SumBlocks<C, kBits, decltype(make_sink)> blocks{args,      span, layout,
-                                                          make_sink, acc,  slots};
-    quantize_blocks<C, kBits, kStochastic>(args, span, range, blocks);
+    if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
   };
-  if (residual) {
-    run([&](int64_t begin) { return AddSink{residual.from(begin).new_values}; });
-  } else {
-    run([](int64_t) { return NoSink{}; });
-  }
+  for_units(args.spans, unit_of(f), body);
 }
 
 }  // namespace
@@ -333,38 +331,20 @@ void requantize_span(const RequantizeSumArgs& args, const Span& span,
 // ---- entries ----
 
 void quantize(const QuantizeArgs& args, void*) {
-  const bool streams = streams_residual(args.residual, args.spans);
-  with_dtype(args.dtype, [&]<class T>(Tag<T>) {
-    with_bits(args.bits, [&](auto bits) {
-      with_rounding(args.rounding, [&](auto stochastic) {
-        for_units(args.spans, args.block_size,
-                  [&](int64_t, const Span& span, int64_t first, int64_t last) {
-                    quantize_span<T, bits.value, stochastic.value>(
-                        args, span, {first, last}, streams);
-                  });
-      });
-    });
-  });
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) { quantize_typed<T>(args); });
 }
 
-void dequantize(const DequantizeArgs& args, void*) { dequantize_any<false>(args); }
+void dequantize(const DequantizeArgs& args, void*) {
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) { dequantize_typed<T, false>(args); });
+}
 
-void dequantize_add(const DequantizeArgs& args, void*) { dequantize_any<true>(args); }
+void dequantize_add(const DequantizeArgs& args, void*) {
+  with_dtype(args.dtype, [&]<class T>(Tag<T>) { dequantize_typed<T, true>(args); });
+}
 
 void requantize_sum(const RequantizeSumArgs& args, void*) {
-  const auto run = [&]<class C>(Tag<C>) {
-    with_bits(args.bits, [&](auto bits) {
-      with_rounding(args.rounding, [&](auto stochastic) {
-        for_units(args.spans, args.block_size,
-                  [&](int64_t, const Span& span, int64_t first, int64_t last) {
-                    requantize_span<C, bits.value, stochastic.value>(args, span,
-                                                                     {first, last});
-                  });
-      });
-    });
-  };
-  if (args.dtype == DType::kFloat64) return run(Tag<double>{});
-  run(Tag<float>{});
+  if (args.dtype == DType::kFloat64) return requantize_typed<double>(args);
+  requantize_typed<float>(args);
 }
 
 COMMKERN_END_ISA

@@ -8,6 +8,8 @@ COMMKERN_BEGIN_ISA
 
 class Draws {
  public:
+  static constexpr int kDrawNbytes = 16;
+
   explicit Draws(const PhiloxStream& s)
       : parameter_id_(s.parameter_id), step_(s.step), stream_(s.stream) {
     uint32_t key0 = static_cast<uint32_t>(s.seed);
@@ -26,13 +28,18 @@ class Draws {
     return bytes_ + kDrawNbytes * (draw - first_);
   }
 
+  // The bytes of `count` draws from one on, and of at most kLanes - 1 more.
+  COMMKERN_MEMBER void write(uint64_t draw, int64_t count, uint8_t* out) const {
+    for (int64_t i = 0; i < count; i += kLanes)
+      generate(draw + i, out + i * kDrawNbytes);
+  }
+
   // Draws from that one on whose bytes follow each other.
   COMMKERN_MEMBER int64_t left_from(uint64_t draw) const {
     return static_cast<int64_t>(filled_ - (draw - first_));
   }
 
  private:
-  static constexpr int kDrawNbytes = 16;
   static constexpr int kHalf = kLanes / 2;  // draws in one vector of 64-bit lanes
 
   // Four counter words of kHalf draws, each in the low half of its lane. The high
@@ -71,16 +78,20 @@ class Draws {
   }
 
   __attribute__((noinline)) void fill(uint64_t draw) {
+    generate(draw, bytes_);
+    first_ = draw;
+    filled_ = kLanes;
+  }
+
+  COMMKERN_MEMBER void generate(uint64_t draw, uint8_t* out) const {
     State a = start(draw);
     State b = start(draw + kHalf);
     for (int round = 0; round < kPhiloxRounds; ++round) {
       advance(a, round);
       advance(b, round);
     }
-    finish(a, bytes_);
-    finish(b, bytes_ + kHalf * kDrawNbytes);
-    first_ = draw;
-    filled_ = kLanes;
+    finish(a, out);
+    finish(b, out + kHalf * kDrawNbytes);
   }
 
   uint64_t parameter_id_, step_, stream_;

@@ -15,6 +15,10 @@
 
 COMMKERN_BEGIN_ISA
 
+// Codes go to and from memory kParts vectors at once, kWhole lanes: such a group of any
+// width begins and ends on a byte.
+inline constexpr int kWhole = kLanes * kParts;
+
 COMMKERN_INLINE Floats broadcast(float x) { return Floats{} + x; }
 COMMKERN_INLINE Ints broadcast_bits(uint32_t x) {
   return Ints{} + static_cast<int32_t>(x);
@@ -33,6 +37,48 @@ COMMKERN_INLINE Ints magnitude_of(Floats x) {
 }
 
 COMMKERN_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+COMMKERN_INLINE Ints smaller(Ints a, Ints b) { return a < b ? a : b; }
+
+// The bits of |x|, or of `most` where that is less.
+COMMKERN_INLINE Ints clipped_magnitude(Floats x, float most) {
+#if defined(__AVX512DQ__)
+  return bits_as<Ints>(_mm512_range_ps(x, broadcast(most), 0xa));
+#else
+  return smaller(magnitude_of(x), bits_as<Ints>(broadcast(most)));
+#endif
+}
+
+template <int... kLane>
+struct LaneList {};
+template <int kCount, int... kLane>
+struct FirstLanes : FirstLanes<kCount - 1, kCount - 1, kLane...> {};
+template <int... kLane>
+struct FirstLanes<0, kLane...> {
+  using type = LaneList<kLane...>;
+};
+
+// Of two vectors end to end, the lanes whose index has bit kBit set, or not.
+template <int kBit, bool kSet, int... kLane>
+COMMKERN_INLINE Ints lanes_by_bit(Ints a, Ints b, LaneList<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kLane * 2 - kLane % kBit + kSet * kBit)...);
+#else
+  return __builtin_shuffle(a, b, Ints{(kLane * 2 - kLane % kBit + kSet * kBit)...});
+#endif
+}
+
+// x[0] becomes the largest lane of each of the kLanes vectors, in their order.
+template <int kBit = kLanes / 2>
+COMMKERN_INLINE void gather_largest(Ints* x) {
+  if constexpr (kBit > 0) {
+    using All = typename FirstLanes<kLanes>::type;
+    for (int i = 0; i < kBit; ++i) {
+      x[i] = larger(lanes_by_bit<kBit, false>(x[2 * i], x[2 * i + 1], All{}),
+                    lanes_by_bit<kBit, true>(x[2 * i], x[2 * i + 1], All{}));
+    }
+    gather_largest<kBit / 2>(x);
+  }
+}
 
 // Per lane `mask` (all ones or all zeros).
 COMMKERN_INLINE Floats choose(Ints mask, Floats yes, Floats no) {

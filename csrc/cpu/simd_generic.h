@@ -6,11 +6,12 @@
 #endif
 
 #include "core/bitpack.h"
-#include "cpu/elements.h"
+#include "cpu/words.h"
 
 COMMKERN_BEGIN_ISA
 
 inline constexpr int kLanes = 4;
+inline constexpr int kParts = 2;
 using Floats = float __attribute__((vector_size(16)));
 using Ints = int32_t __attribute__((vector_size(16)));
 using Words = uint32_t __attribute__((vector_size(16)));
@@ -104,27 +105,54 @@ COMMKERN_INLINE Halves narrow_half(Floats x) {
   return narrow_words(out | ((bits >> 16) & 0x8000u));
 }
 
+// Eight words of up to 255 in the bytes of one.
+#if defined(__SSE4_1__)
+COMMKERN_INLINE uint64_t join_bytes(const Ints (&x)[kParts]) {
+  const __m128i shorts =
+      _mm_packus_epi32(bits_as<__m128i>(x[0]), bits_as<__m128i>(x[1]));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_packus_epi16(shorts, shorts)));
+}
+COMMKERN_INLINE void split_bytes(uint64_t word, Ints (&x)[kParts]) {
+  const __m128i bytes = _mm_cvtsi64_si128(static_cast<int64_t>(word));
+  x[0] = bits_as<Ints>(_mm_cvtepu8_epi32(bytes));
+  x[1] = bits_as<Ints>(_mm_cvtepu8_epi32(_mm_srli_si128(bytes, 4)));
+}
+#else
+COMMKERN_INLINE uint64_t join_bytes(const Ints (&x)[kParts]) {
+  const uint64_t low = bits_as<uint32_t>(__builtin_convertvector(x[0], Bytes));
+  const uint64_t high = bits_as<uint32_t>(__builtin_convertvector(x[1], Bytes));
+  return low | high << 32;
+}
+COMMKERN_INLINE void split_bytes(uint64_t word, Ints (&x)[kParts]) {
+  const uint32_t high = static_cast<uint32_t>(word >> 32);
+  x[0] = __builtin_convertvector(bits_as<Bytes>(static_cast<uint32_t>(word)), Ints);
+  x[1] = __builtin_convertvector(bits_as<Bytes>(high), Ints);
+}
+#endif
+
 template <int kBits>
-COMMKERN_INLINE void store_codes(uint8_t* out, Ints codes) {
-  if constexpr (kBits == 8) {
-    store_low_bytes(out, codes);
-  } else {
-    // Two codes meet in the low byte of each 64-bit lane.
-    const Wide nibbles = bits_as<Wide>(codes & 15);
-    const Ints pairs = bits_as<Ints>(nibbles | (nibbles >> 28));
-    out[0] = static_cast<uint8_t>(pairs[0]);
-    out[1] = static_cast<uint8_t>(pairs[2]);
+COMMKERN_INLINE void store_group(uint8_t* out, const Ints (&codes)[kParts]) {
+  constexpr int32_t kMask = (1 << kBits) - 1;
+  const uint64_t word = join_bytes({codes[0] & kMask, codes[1] & kMask});
+  store_exactly<kBits>(out, squeeze_codes<kBits>(word));
+}
+
+template <int kBits, bool kSigned>
+COMMKERN_INLINE void load_group(const uint8_t* in, Ints (&codes)[kParts]) {
+  split_bytes(spread_codes<kBits>(load_exactly<kBits>(in)), codes);
+  if constexpr (kSigned) {
+    for (Ints& code : codes) code = (code << (32 - kBits)) >> (32 - kBits);
   }
 }
 
-template <int kBits>
-COMMKERN_INLINE Ints load_codes(const uint8_t* in) {
-  if constexpr (kBits == 8) {
-    return widen_signed_bytes(in);
-  } else {
-    const Wide words = widen_2_bytes(in);
-    return bits_as<Ints>((words << 56) | (words << 28)) >> 28;
-  }
+COMMKERN_INLINE Ints plus_above(Ints count, Floats x, Floats limit) {
+  return count - (x > limit);
+}
+
+// table[index] of each lane.
+template <int kSize>
+COMMKERN_INLINE Ints look_up(const int32_t (&table)[kSize], Ints index) {
+  return Ints{table[index[0]], table[index[1]], table[index[2]], table[index[3]]};
 }
 
 #if defined(__SSE4_1__)
@@ -147,5 +175,21 @@ COMMKERN_INLINE Wide multiply_low(Wide a, Wide b) {
 
 COMMKERN_INLINE Wide interleave_even(Wide a, Wide b) { return Wide{a[0], b[0]}; }
 COMMKERN_INLINE Wide interleave_odd(Wide a, Wide b) { return Wide{a[1], b[1]}; }
+
+// Lane j of the result is lane j ^ kDistance.
+template <int kDistance>
+COMMKERN_INLINE Floats swap_lanes(Floats x) {
+  if constexpr (kDistance == 1) return Floats{x[1], x[0], x[3], x[2]};
+  if constexpr (kDistance == 2) return Floats{x[2], x[3], x[0], x[1]};
+}
+
+// Lane j changes its sign where bit `first` + j is set; `first` is a multiple of
+// kLanes.
+COMMKERN_INLINE Floats flip_signs(Floats x, const uint8_t* bits, int64_t first) {
+  const Words lane_bits = {1, 2, 4, 8};
+  const Words nibble = Words{} + static_cast<uint32_t>(bits[first / 8] >> first % 8);
+  const Words flips = bits_as<Words>((nibble & lane_bits) == lane_bits);
+  return bits_as<Floats>(bits_as<Words>(x) ^ (flips & FloatBits<float>::kSign));
+}
 
 COMMKERN_END_ISA

@@ -3,28 +3,37 @@
 #pragma once
 
 #include "kernels/cast.h"
+#include "kernels/fixed_point.h"
+#include "kernels/hadamard.h"
 #include "kernels/quantize.h"
 #include "kernels/reduce.h"
 
-#define COMMKERN_KERNELS(X)            \
-  X(quantize, QuantizeArgs)            \
-  X(dequantize, DequantizeArgs)        \
-  X(dequantize_add, DequantizeArgs)    \
-  X(requantize_sum, RequantizeSumArgs) \
-  X(cast, CastArgs)                    \
-  X(uncast, UncastArgs)                \
-  X(uncast_add, UncastArgs)            \
-  X(recast_sum, RecastSumArgs)         \
-  X(sum, SumArgs)                      \
-  X(absmax, AbsmaxArgs)                \
-  X(nonfinite_check, FlagArgs)         \
-  X(nonzero_check, FlagArgs)           \
-  X(saturate, SaturateArgs)
+#define COMMKERN_KERNELS(X)                    \
+  X(quantize, QuantizeArgs)                    \
+  X(dequantize, DequantizeArgs)                \
+  X(dequantize_add, DequantizeArgs)            \
+  X(requantize_sum, RequantizeSumArgs)         \
+  X(cast, CastArgs)                            \
+  X(uncast, UncastArgs)                        \
+  X(uncast_add, UncastArgs)                    \
+  X(recast_sum, RecastSumArgs)                 \
+  X(block_exponents, BlockExponentsArgs)       \
+  X(max_exponents, MaxExponentsArgs)           \
+  X(fixed_quantize, FixedQuantizeArgs)         \
+  X(fixed_sum, FixedSumArgs)                   \
+  X(fixed_dequantize, FixedDequantizeArgs)     \
+  X(fixed_dequantize_add, FixedDequantizeArgs) \
+  X(sum, SumArgs)                              \
+  X(absmax, AbsmaxArgs)                        \
+  X(nonfinite_check, FlagArgs)                 \
+  X(nonzero_check, FlagArgs)                   \
+  X(saturate, SaturateArgs)                    \
+  X(hadamard, HadamardArgs)
 
 namespace commkern {
 
 // Raise this whenever the list, an argument struct or Span changes.
-inline constexpr uint32_t kKernelTableVersion = 1;
+inline constexpr uint32_t kKernelTableVersion = 2;
 
 // How a module hands over its table: a capsule of this name. `version` comes first in
 // every version, so that it can be read before anything else is believed.

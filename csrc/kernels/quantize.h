@@ -1,35 +1,40 @@
-// Block quantisation: symmetric, absmax-scaled, dense codes of `bits` bits.
+// Block quantisation: elements become codes of a few bits in units of their block's
+// scale. core/format.h holds the formats; every operation is in the compute type C
+// and rounded once.
 //
-// Body of one span (payload + span.body), n = span.length, B = block_size:
-//   scales  ceil(n / B) values of the compute type (fp32; fp64 for fp64 data)
-//   codes   n two's-complement codes of `bits` bits, consecutive, little-endian bit
-//           order (code j fills bits [j*bits, (j+1)*bits)); the last byte is padded
-//           with zero bits. B is a multiple of 8, so every block starts on a byte.
-//
-// Per block, C the compute type, L = 2^(bits-1) - 1, every operation rounded once:
-//   a      = x, or x + residual with error feedback
-//   absmax = max |a| (as integers over the bits with the sign cleared)
-//   s      = absmax / L; if L * s overflows, the next smaller number
-//   r      = 1 / s                              where s >= 2^-100, else
-//            1 / (s * 2^100), with a * 2^100 in the place of a (fp64: the same rule)
-//   nearest     code = rint(a * r)              ties to even
-//   stochastic  code = floor(a * r + u)         u = (byte + 0.5) / 256
-//   code clamped to [-L, L]; s == 0 gives codes 0
-//   residual = float(a - code * s), or the old residual where that is not finite (fp64)
-// A code is an integer: code 0 decodes to +0. A block that holds NaN or Inf (in a) gets
-// scale NaN (0x7fc00000, or 0x7ff8000000000000) and codes 0, and its new residual is
-// its old residual.
+//   a = x, or x + residual with error feedback; with rotation, the transform of that
+//       (kernels/hadamard.h)
+//   r = 1 / s where s >= 2^-100, else 1 / (s * 2^100), with a * 2^100 in the place of a
+//       (fp64: the same rule); exact, without a lift, for e8m0 and ocp
+//   p = a * r; asymmetric (a - offset) * r; of a halved block with a / 2 for a
+//   u = (byte + 0.5) / 256
+// and the code is
+//   symmetric    rint(p), stochastic floor(p + u), clamped to [-L, L]
+//   asymmetric   the same, clamped to [0, L]
+//   sign         1 where a < 0; stochastic 1 where p + (2 u - 1) < 0
+//   ternary      floor(p + u), clamped to [-1, 1]
+//   threshold    1 where p >= 1, -1 where p <= -1, else 0
+//   natural      |p|, at most 1, to one of the two powers of two around it: the byte is
+//                added to its first eight bits of mantissa, half a unit behind them,
+//                and a carry raises the exponent; below the least power of two, that
+//                where |p| / least + u >= 1, else 0
+//   floats       p to nearest, ties to even, saturating; -0 becomes 0
+//   nf4, dynamic8  the nearest value, the lower one in a tie
+// Decoded: v = value(code) * s, asymmetric value * s + offset, twice that where halved.
+// residual = float(a - v), unrotated, or the old residual where that is not finite; and
+// the old residual for a block (with span scales, a span) that is not finite.
 //
 // Random bytes: Philox-4x32-10, key = seed, counter = (draw, span.parameter_id, step,
 // stream), draw = block * ceil(B / 16) + i / 16 modulo 2^32, where block counts from
 // the start of the parameter and i is the element's index in its block; the element
 // takes byte i % 16 of the draw's four little-endian words.
 //
-// span.begin is a multiple of block_size. A span ends at a block's end or at its
-// parameter's end. Source: the block-wise scheme of QSGD and its successors.
+// span.begin is a multiple of block_size and rotation. A span ends at such a multiple
+// or at its parameter's end. Sources: QSGD (Alistarh et al., 2017) and its successors;
+// each compressor names its own.
 #pragma once
 
-#include "core/types.h"
+#include "core/format.h"
 
 namespace commkern {
 
@@ -39,32 +44,31 @@ struct QuantizeArgs {
   DType dtype = DType::kFloat32;
   MutableBytes payload;
   Residual residual;
-  int32_t bits = 8;
-  int32_t block_size = 128;
+  Format format;
   Rounding rounding = Rounding::kNearest;
   uint64_t seed = 0;
   uint32_t step = 0;
   uint32_t stream = 0;
 };
 
-// y = T(C(code * s) * scale); dequantize_add: y = T(y + C(code * s) * scale).
+// y = T(v * scale); dequantize_add: y = T(y + v * scale).
 // nonfinite[row] (one byte a span, may be null) becomes 1 where a scale is not finite.
+// CUDA refuses rotations.
 struct DequantizeArgs {
   SpanTable spans;
   ConstBytes payload;
   MutableBytes output;  // `dtype` elements
   DType dtype = DType::kFloat32;
-  int32_t bits = 8;
-  int32_t block_size = 128;
+  Format format;
   double scale = 1.0;
   MutableBytes nonfinite;
 };
 
 // The owner's step of a two-shot all-reduce, one pass: sum the decoded parts in rank
 // order (acc = part 0, then acc += part r), quantise the sum, and add the error
-// float(acc - code * s) to the residual version that this step writes (the one that
-// `quantize` just wrote), where the result is finite. Blocks whose sum is not finite
-// leave the residual alone.
+// float(acc - v) to the residual version that this step writes (the one that `quantize`
+// just wrote), where the result is finite. Blocks whose sum is not finite leave the
+// residual alone. Rotated parts are summed as they are.
 // Every part has the spans at the same byte offsets.
 struct RequantizeSumArgs {
   SpanTable spans;
@@ -72,19 +76,12 @@ struct RequantizeSumArgs {
   DType dtype = DType::kFloat32;  // of the data: chooses the compute type
   MutableBytes payload;
   Residual residual;
-  int32_t bits = 8;
-  int32_t block_size = 128;
+  Format format;
   Rounding rounding = Rounding::kNearest;
   uint64_t seed = 0;
   uint32_t step = 0;
   uint32_t stream = 0;
 };
-
-constexpr int64_t quantize_body_nbytes(int64_t length, int32_t bits, int32_t block_size,
-                                       DType dtype) {
-  return ceil_div(length, block_size) * compute_nbytes(dtype) +
-         ceil_div(length * bits, 8);
-}
 
 template <class Visitor>
 void visit_fields(QuantizeArgs& a, Visitor&& field) {
@@ -93,8 +90,7 @@ void visit_fields(QuantizeArgs& a, Visitor&& field) {
   field("dtype", a.dtype);
   field("payload", a.payload);
   field("residual", a.residual);
-  field("bits", a.bits);
-  field("block_size", a.block_size);
+  visit_format(a.format, field);
   field("rounding", a.rounding);
   field("seed", a.seed);
   field("step", a.step);
@@ -107,8 +103,7 @@ void visit_fields(DequantizeArgs& a, Visitor&& field) {
   field("payload", a.payload);
   field("output", a.output);
   field("dtype", a.dtype);
-  field("bits", a.bits);
-  field("block_size", a.block_size);
+  visit_format(a.format, field);
   field("scale", a.scale);
   field("nonfinite", a.nonfinite);
 }
@@ -120,8 +115,7 @@ void visit_fields(RequantizeSumArgs& a, Visitor&& field) {
   field("dtype", a.dtype);
   field("payload", a.payload);
   field("residual", a.residual);
-  field("bits", a.bits);
-  field("block_size", a.block_size);
+  visit_format(a.format, field);
   field("rounding", a.rounding);
   field("seed", a.seed);
   field("step", a.step);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <list>
 #include <string_view>
+#include <type_traits>
 
 #include "core/check.h"
 
@@ -25,23 +26,17 @@ T narrow(const char* what, uint64_t value) {
   return T(value);
 }
 
-template <class Enum, size_t kCount>
-Enum parse(const char* name, const std::string& text,
-           const std::pair<const char*, Enum> (&known)[kCount]) {
-  std::string names;
-  for (const auto& [known_name, value] : known) {
-    if (text == known_name) return value;
-    append(names, known_name);
+template <class Enum>
+Enum parse(const char* field, const std::string& text) {
+  std::string listed;
+  int32_t value = 0;
+  for (const char* name : NamesOf<Enum>::kNames) {
+    if (text == name) return static_cast<Enum>(value);
+    append(listed, name);
+    ++value;
   }
-  fail(name, ": expected one of ", names, ", got ", text);
+  fail(field, ": expected one of ", listed, ", got ", text);
 }
-
-constexpr std::pair<const char*, DType> kDTypes[] = {{"float32", DType::kFloat32},
-                                                     {"float64", DType::kFloat64},
-                                                     {"float16", DType::kFloat16},
-                                                     {"bfloat16", DType::kBFloat16}};
-constexpr std::pair<const char*, Rounding> kRoundings[] = {
-    {"nearest", Rounding::kNearest}, {"stochastic", Rounding::kStochastic}};
 
 // What an Args struct points to, and how its fields follow from a frame. Fields are
 // captured by address: neither the struct nor this may move.
@@ -133,15 +128,11 @@ class FieldSetter {
     return true;
   }
 
-  bool set(const char* name, DType& field, const FieldValue& value) {
+  template <class Enum>
+    requires std::is_enum_v<Enum>
+  bool set(const char* name, Enum& field, const FieldValue& value) {
     const auto* text = std::get_if<std::string>(&value);
-    if (text) field = parse(name, *text, kDTypes);
-    return text;
-  }
-
-  bool set(const char* name, Rounding& field, const FieldValue& value) {
-    const auto* text = std::get_if<std::string>(&value);
-    if (text) field = parse(name, *text, kRoundings);
+    if (text) field = parse<Enum>(name, *text);
     return text;
   }
 

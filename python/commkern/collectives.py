@@ -15,6 +15,7 @@ from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import GroupWorker, worker
 from commkern.inputs import (
+    check_feedback,
     check_writable,
     checked_bool,
     checked_name,
@@ -126,7 +127,10 @@ def all_reduce(
     key = checked_name(name)
     if state is not None and not isinstance(state, ReduceState):
         raise TypeError(f"state must be a ReduceState, got {type(state).__name__}")
+    if state is not None:
+        check_feedback(coder, state.feedback)
     runs = worker(group)
+    coder.check_world_size(runs.world_size)
     settings = Settings(
         op=operation,
         algorithm="two_shot" if deterministic else algorithm,

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
-from commkern.layout import (
-    Group,
-    Member,
-    SectionSpans,
-    dense_spans,
-    group_members,
-    section_spans,
-    shifted,
-)
+from commkern.layout import Group, Member, dense_spans, group_members
+from commkern.messages import Message, Messages
 from commkern.plan import (
     Complete,
     Exchange,
@@ -29,10 +23,9 @@ from commkern.plan import (
 )
 from commkern.schedules import Round, resolve
 from commkern.spans import SpanTable, span_table
-from commkern.wire import message as wire_message
 from commkern.wire import preamble as wire_preamble
 from commkern.wire.crc import hash_text
-from commkern.wire.dtypes import CODES, NBYTES
+from commkern.wire.dtypes import NBYTES
 from commkern.wire.message import align
 
 NONFINITE = ("propagate", "raise", "saturate")
@@ -61,20 +54,6 @@ class Settings:
         return ",".join(f"{k}={v}" for k, v in vars(self).items())
 
 
-@dataclass(frozen=True)
-class _Message:
-    """A chunk's message: its place in the buffer of all messages and its sections."""
-
-    begin: int
-    nbytes: int
-    header: bytes
-    sections: tuple[tuple[SectionSpans, int], ...]  # with offset in the message
-
-    @property
-    def end(self) -> int:
-        return self.begin + self.nbytes
-
-
 def compose(
     members: Sequence[Member],
     dtype: str,
@@ -85,10 +64,12 @@ def compose(
 ) -> Plan:
     """Build the plan of ``rank`` for a bucket of ``members`` of one dtype.
 
-    Raises ValueError for an algorithm that a member's compressor does not allow and for
-    two parameters whose names collide in CRC-32C.
+    Raises ValueError for an algorithm or a world size that a member's compressor does
+    not allow and for two parameters whose names collide in CRC-32C.
     """
     _check_names(members)
+    for coder in {member.compressor for member in members}:
+        coder.check_world_size(world_size)
     schedules = {
         resolve(settings.algorithm, m.compressor.aggregation) for m in members
     } or {resolve(settings.algorithm, "hop")}
@@ -121,26 +102,17 @@ class _Composer:
 
     def build(self, rounds: tuple[Round, ...]) -> Plan:
         reduce_round, gather_round = rounds
-        self._messages = self._lay_out()
+        self._messages = Messages(
+            self.groups, self.dtype, self.world_size, self.settings.segments
+        )
         self._declare_buffers()
-        count = self.settings.segments
-        segments = range(count)
-        exchanges = [self._reduce_exchange(reduce_round, s) for s in segments]
-        exchanges += [self._gather_exchange(gather_round, s) for s in segments]
-        mine = [self.rank]
-        others = [owner for owner in range(self.world_size) if owner != self.rank]
-        # What others wait for comes first; what only this rank needs passes the time
-        # while messages travel.
+        exchanges: list[Exchange] = []
         steps = self._prepare()
-        for segment in segments:
-            steps += [*self._compress(segment, others), Post(segment)]
-        for segment in segments:
-            steps += self._compress(segment, mine)
-        for segment in segments:
-            steps += [Complete(segment), *self._reduce(segment), Post(count + segment)]
-            steps += self._decompress(segment, mine)
-        for segment in segments:
-            steps += [Complete(count + segment), *self._decompress(segment, others)]
+        segments = range(self.settings.segments)
+        for stage in range(self._messages.stages):
+            steps += self._stage(stage, len(exchanges))
+            exchanges += [self._to_owners(reduce_round, stage, s) for s in segments]
+            exchanges += [self._from_owners(gather_round, stage, s) for s in segments]
         description = self._description()
         return Plan(
             rank=self.rank,
@@ -155,82 +127,61 @@ class _Composer:
             bytes_dense=self._bytes_dense(rounds),
         )
 
+    def _stage(self, stage: int, first_round: int) -> list[Step]:
+        """One reduction of everything that takes part in this stage.
+
+        What others wait for comes first; what only this rank needs passes the time
+        while messages travel.
+        """
+        segments = range(self.settings.segments)
+        first_gather = first_round + len(segments)
+        mine = [self.rank]
+        others = [owner for owner in range(self.world_size) if owner != self.rank]
+        steps: list[Step] = []
+        for segment in segments:
+            steps += self._compress(stage, segment, others)
+            steps.append(Post(first_round + segment))
+        for segment in segments:
+            steps += self._compress(stage, segment, mine)
+        for segment in segments:
+            steps += [Complete(first_round + segment), *self._reduce(stage, segment)]
+            steps.append(Post(first_gather + segment))
+            steps += self._decompress(stage, segment, mine)
+        for segment in segments:
+            steps.append(Complete(first_gather + segment))
+            steps += self._decompress(stage, segment, others)
+        return steps
+
     def _bytes_dense(self, rounds: tuple[Round, ...]) -> int:
-        """What the sends of all rounds would take as plain elements."""
+        """What the sends of all rounds would take as plain elements, in one stage."""
         owned = [0] * self.world_size
-        for messages in self._messages:
-            for owner, message in enumerate(messages):
-                owned[owner] += sum(
-                    row["length"] for spans, _ in message.sections for row in spans.rows
-                )
+        for segment, owner in product(
+            range(self.settings.segments), range(self.world_size)
+        ):
+            listed = self._messages[0, segment, owner].rows.values()
+            owned[owner] += sum(row["length"] for rows in listed for row in rows)
         sent = sum(owned[t.chunk] for one in rounds for t in one.sends)
         return sent * NBYTES[self.dtype]
 
-    # --- layout -------------------------------------------------------------------
-
-    def _lay_out(self) -> list[list[_Message]]:
-        """Messages by segment and owner, one behind the other."""
-        begin, laid_out = 0, []
-        for segment in range(self.settings.segments):
-            messages = []
-            for owner in range(self.world_size):
-                message = self._message(owner, segment, begin)
-                messages.append(message)
-                begin = align(message.end, 64)
-            laid_out.append(messages)
-        return laid_out
-
-    def _message(self, owner: int, segment: int, begin: int) -> _Message:
-        listed = [
-            section_spans(
-                group,
-                self.dtype,
-                owner,
-                self.world_size,
-                segment,
-                self.settings.segments,
-            )
-            for group in self.groups
-        ]
-        end = wire_message.header_nbytes(len(listed), self._parameter_count)
-        sections, entries = [], []
-        for spans in listed:
-            offset = align(end, 8)
-            end = offset + spans.nbytes
-            sections.append((spans, offset))
-            entries.append(
-                wire_message.Section(
-                    first_parameter=spans.group.first,
-                    parameter_count=len(spans.group.members),
-                    compressor=hash_text(str(spans.group.compressor)),
-                    dtype=CODES[self.dtype],
-                    offset=offset,
-                    nbytes=spans.nbytes,
-                )
-            )
-        header = wire_message.pack_header(
-            entries, parameter_count=self._parameter_count, message_nbytes=end
-        )
-        return _Message(begin, end, header, tuple(sections))
+    # --- buffers ------------------------------------------------------------------
 
     def _declare_buffers(self) -> None:
         members = [m for group in self.groups for m in group.members]
         fed = [m for m in members if m.residual is not None]
         residual = max(((m.residual or 0) + m.numel for m in fed), default=0)
-        messages = [m for segment in self._messages for m in segment]
-        mine = [segment[self.rank] for segment in self._messages]
-        self._part_stride = align(sum(align(m.nbytes, 64) for m in mine), 64)
-        rows = sum(len(spans.rows) for m in messages for spans, _ in m.sections)
-        preambles = 2 * self.settings.segments * self.world_size * 64
+        rows = sum(len(rows) for m in self._messages for rows in m.rows.values())
+        stages, segments = self._messages.stages, self.settings.segments
+        preambles = 2 * stages * segments * self.world_size * 64
         data = max((m.offset + m.numel for m in members), default=0)
+        self._place_parts(stages, segments)
         self.buffers = {
             "data": data * NBYTES[self.dtype],
             "residual0": residual * 4,
             "residual1": residual * 4,
             "committed": max((m.row + 1 for m in fed), default=0),
-            "outgoing": messages[-1].end,
+            "outgoing": self._messages.nbytes,
             "parts": self._part_stride * self.world_size,
-            "result": messages[-1].end,
+            "result": self._messages.nbytes,
             "touched": len(members),
             "nonfinite": rows,
             "preambles_out": preambles,
@@ -238,41 +189,48 @@ class _Composer:
             "preambles_expected": preambles,
         }
 
-    @property
-    def _parameter_count(self) -> int:
-        return sum(len(group.members) for group in self.groups)
+    def _place_parts(self, stages: int, segments: int) -> None:
+        """Where each sender's messages for this rank's chunk arrive, from its own
+        stretch of the buffer on."""
+        self._part_begins: dict[tuple[int, int], int] = {}
+        self._part_stride = 0
+        for stage, segment in product(range(stages), range(segments)):
+            self._part_begins[stage, segment] = self._part_stride
+            nbytes = self._messages[stage, segment, self.rank].nbytes
+            self._part_stride += align(nbytes, 64)
 
     def _whole(self, buffer: str) -> Slice:
         return Slice(buffer, 0, self.buffers[buffer])
 
-    def _place(self, buffer: str, message: _Message) -> Slice:
+    def _place(self, buffer: str, message: Message) -> Slice:
         return Slice(buffer, message.begin, message.nbytes)
 
-    def _part(self, segment: int, sender: int) -> Slice:
-        """Where the sender's message for this rank's chunk arrives (or was written)."""
-        mine = self._messages[segment][self.rank]
+    def _part(self, stage: int, segment: int, sender: int) -> Slice:
+        """The sender's message for this rank's chunk, arrived or written here."""
+        mine = self._messages[stage, segment, self.rank]
         if sender == self.rank:
             return self._place("outgoing", mine)
-        before = sum(
-            align(earlier[self.rank].nbytes, 64) for earlier in self._messages[:segment]
-        )
-        return Slice("parts", sender * self._part_stride + before, mine.nbytes)
+        begin = sender * self._part_stride + self._part_begins[stage, segment]
+        return Slice("parts", begin, mine.nbytes)
 
-    def _reduce_exchange(self, one: Round, segment: int) -> Exchange:
-        messages = self._messages[segment]
+    def _to_owners(self, one: Round, stage: int, segment: int) -> Exchange:
         sends = (
-            Transfer(t.peer, self._place("outgoing", messages[t.chunk]))
+            Transfer(
+                t.peer, self._place("outgoing", self._messages[stage, segment, t.chunk])
+            )
             for t in one.sends
         )
-        receives = (Transfer(t.peer, self._part(segment, t.peer)) for t in one.receives)
+        receives = (
+            Transfer(t.peer, self._part(stage, segment, t.peer)) for t in one.receives
+        )
         return Exchange(tuple(sends), tuple(receives))
 
-    def _gather_exchange(self, one: Round, segment: int) -> Exchange:
-        messages = self._messages[segment]
-
+    def _from_owners(self, one: Round, stage: int, segment: int) -> Exchange:
         def transfers(listed: tuple[tuple[int, int], ...]) -> tuple[Transfer, ...]:
             return tuple(
-                Transfer(peer, self._place("result", messages[chunk]))
+                Transfer(
+                    peer, self._place("result", self._messages[stage, segment, chunk])
+                )
                 for peer, chunk in listed
             )
 
@@ -294,7 +252,9 @@ class _Composer:
             steps.append(KernelCall("saturate", dense | limit))
         return steps
 
-    def _operands(self, group: Group, spans: SpanTable, who: int) -> Operands:
+    def _operands(
+        self, group: Group, stage: int, spans: SpanTable, who: int
+    ) -> Operands:
         residual = tuple(
             self._whole(name) for name in ("residual0", "residual1", "committed")
         )
@@ -305,81 +265,78 @@ class _Composer:
             step=Register("step"),
             who=who,
             residual=residual if group.feedback else None,
+            world_size=self.world_size,
+            stage=stage,
+            earlier=self._whole("result") if stage > 0 else None,
         )
 
-    def _spans(self, segment: int, number: int, owners: Sequence[int]) -> SpanTable:
-        """These owners' spans of one group, over the buffer of all messages."""
-        rows: list[dict[str, int]] = []
-        for owner in owners:
-            message = self._messages[segment][owner]
-            spans, offset = message.sections[number]
-            rows += shifted(spans.rows, message.begin + offset)
-        return span_table(rows)
-
     def _groups_with_spans(
-        self, segment: int, owners: Sequence[int]
+        self, stage: int, segment: int, owners: Sequence[int]
     ) -> Iterator[tuple[Group, SpanTable]]:
         for number, group in enumerate(self.groups):
-            spans = self._spans(segment, number, owners)
+            spans = self._messages.spans(stage, segment, number, owners)
             if len(spans):
                 yield group, spans
 
-    def _compress(self, segment: int, owners: Sequence[int]) -> list[Step]:
+    def _compress(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
         steps: list[Step] = []
-        for group, spans in self._groups_with_spans(segment, owners):
+        for group, spans in self._groups_with_spans(stage, segment, owners):
             steps += group.compressor.compress_calls(
-                self._operands(group, spans, self.rank),
+                self._operands(group, stage, spans, self.rank),
                 self._whole("data"),
                 self._whole("outgoing"),
             )
         for owner in owners:
             if owner != self.rank:
-                message = self._messages[segment][owner]
+                message = self._messages[stage, segment, owner]
                 steps.append(self._write_header("outgoing", message))
         return steps
 
-    def _reduce(self, segment: int) -> list[Step]:
-        mine = self._messages[segment][self.rank]
+    def _reduce(self, stage: int, segment: int) -> list[Step]:
+        mine = self._messages[stage, segment, self.rank]
         peers = [r for r in range(self.world_size) if r != self.rank]
+        parts = [self._part(stage, segment, r) for r in range(self.world_size)]
         steps: list[Step] = [
-            self._read_header(self._part(segment, sender), mine, sender)
-            for sender in peers
+            self._read_header(parts[sender], mine, sender) for sender in peers
         ]
-        parts = [self._part(segment, sender) for sender in range(self.world_size)]
-        for group, (spans, offset) in zip(self.groups, mine.sections, strict=True):
-            if not spans.rows:
+        for number, rows in mine.rows.items():
+            if not rows:
                 continue
-            table = span_table(shifted(spans.rows, offset))
-            operands = self._operands(group, table, WHO_REDUCED)
+            group, table = self.groups[number], span_table(rows)
+            operands = self._operands(group, stage, table, WHO_REDUCED)
             steps += group.compressor.reduce_calls(
                 operands, parts, self._place("result", mine)
             )
         return [*steps, self._write_header("result", mine)]
 
-    def _decompress(self, segment: int, owners: Sequence[int]) -> list[Step]:
+    def _decompress(
+        self, stage: int, segment: int, owners: Sequence[int]
+    ) -> list[Step]:
+        """Read what the owners reduced, and decode what is in its last stage."""
         steps: list[Step] = []
         for owner in owners:
             if owner != self.rank:
-                message = self._messages[segment][owner]
+                message = self._messages[stage, segment, owner]
                 place = self._place("result", message)
                 steps.append(self._read_header(place, message, owner))
         scale = 1.0 / self.world_size if self.settings.op == "avg" else 1.0
-        for group, spans in self._groups_with_spans(segment, owners):
+        for group, spans in self._groups_with_spans(stage, segment, owners):
+            if group.compressor.stages > stage + 1:
+                continue
             steps += group.compressor.decompress_calls(
-                self._operands(group, spans, WHO_REDUCED),
+                self._operands(group, stage, spans, WHO_REDUCED),
                 self._whole("result"),
                 self._whole("data"),
                 scale=scale,
                 nonfinite=self._whole("nonfinite"),
-                world_size=self.world_size,
             )
         return steps
 
-    def _write_header(self, buffer: str, message: _Message) -> WriteHeader:
+    def _write_header(self, buffer: str, message: Message) -> WriteHeader:
         place = self._place(buffer, message)
         return WriteHeader(place, message.header, self._whole("touched"))
 
-    def _read_header(self, place: Slice, message: _Message, sender: int) -> ReadHeader:
+    def _read_header(self, place: Slice, message: Message, sender: int) -> ReadHeader:
         return ReadHeader(place, message.header, self._whole("touched"), sender)
 
     # --- agreement ----------------------------------------------------------------

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commkern.compressors import Compressor
 from commkern.dtypes import dtype_name
+from commkern.feedback import Feedback
 
 _OPS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg"}
 
@@ -73,6 +75,15 @@ def checked_name(name: Any) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"name {name!r} is not valid text: {error}") from None
     return name
+
+
+def check_feedback(coder: Compressor, feedback: Feedback | None) -> None:
+    """ValueError for error feedback around a compressor that allows none."""
+    if feedback is not None and not coder.supports_feedback:
+        raise ValueError(
+            f"compressor {coder} allows no error feedback: feedback must be None, "
+            f"got {str(feedback)!r}"
+        )
 
 
 def checked_bool(what: str, value: Any) -> bool:

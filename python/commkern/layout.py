@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from commkern.compressors import Compressor, Identity
+from commkern.compressors.base import Operands
 from commkern.spans import SpanTable, span_table
 from commkern.wire.crc import hash_text
 from commkern.wire.message import align
@@ -96,9 +98,18 @@ class SectionSpans:
 
 
 def section_spans(
-    group: Group, dtype: str, owner: int, world_size: int, segment: int, segments: int
+    group: Group,
+    dtype: str,
+    owner: int,
+    world_size: int,
+    segment: int = 0,
+    segments: int = 1,
+    stage: int = 0,
 ) -> SectionSpans:
-    """The spans of a group that ``owner`` owns in this segment, laid out."""
+    """The spans of a group that ``owner`` owns in this segment, laid out for a stage.
+
+    The spans are the same in every stage, their bodies are not.
+    """
     coder = group.compressor
     rows, body = [], 0
     for member, begin, end in _pieces(
@@ -116,7 +127,7 @@ def section_spans(
                 "parameter": member.row,
             }
         )
-        body += coder.body_nbytes(end - begin, dtype)
+        body += coder.stage_nbytes(stage, end - begin, dtype)
     return SectionSpans(group, tuple(rows), body)
 
 
@@ -124,11 +135,16 @@ def _pieces(
     group: Group, dtype: str, owner: int, world_size: int, segment: int, segments: int
 ) -> Iterator[tuple[Member, int, int]]:
     granule = group.compressor.granule(dtype)
+    whole_shares = group.compressor.whole_shares
     for member in group.members:
         first, last = chunk_bounds(
             member.numel, granule, world_size, owner, member.parameter_id
         )
-        begin, end = chunk_bounds(last - first, granule, segments, segment)
+        if whole_shares:
+            mine = segment == member.parameter_id % segments
+            begin, end = 0, (last - first) * mine
+        else:
+            begin, end = chunk_bounds(last - first, granule, segments, segment)
         if begin < end:
             yield member, first + begin, first + end
 
@@ -136,6 +152,24 @@ def _pieces(
 def shifted(rows: Sequence[dict[str, int]], base: int) -> list[dict[str, int]]:
     """The rows with their bodies ``base`` bytes further on."""
     return [row | {"body": row["body"] + base} for row in rows]
+
+
+def stages_of(coder: Compressor, on: Operands, payload: Any) -> list[Operands]:
+    """``on`` for each stage of whole tensors, as at world size 1.
+
+    ``on.spans`` holds a row for each tensor, and ``body`` says where in ``payload`` the
+    coded form of all its stages begins.
+    """
+    staged: list[Operands] = []
+    for stage in range(coder.stages):
+        spans = on.spans.copy()
+        for row in spans:
+            row["body"] += coder.stage_begin(stage, int(row["length"]), on.dtype)
+        if staged:
+            spans["earlier"] = staged[-1].spans["body"]
+        earlier = payload if staged else None
+        staged.append(replace(on, spans=spans, stage=stage, earlier=earlier))
+    return staged
 
 
 def dense_spans(groups: Sequence[Group]) -> SpanTable:

@@ -15,7 +15,7 @@ from commkern.compressors.base import KernelCall, Operands
 from commkern.dtypes import dtype_name, torch_dtype
 from commkern.errors import PayloadError
 from commkern.inputs import real_view
-from commkern.layout import Member, effective
+from commkern.layout import Member, effective, stages_of
 from commkern.spans import one_span
 from commkern.wire import Descriptor, Header, Section, hash_text, place, validate
 from commkern.wire.dtypes import CODES
@@ -91,7 +91,12 @@ def compress(
     touched = torch.zeros(1, dtype=torch.uint8)
     flags = {"spans": spans, "input": real, "dtype": on.dtype, "flags": touched}
     body = data[section.offset : section.offset + section.nbytes]
-    _run([KernelCall("nonzero_check", flags), *used.compress_calls(on, real, body)])
+    calls = [KernelCall("nonzero_check", flags)]
+    for staged in stages_of(used, on, body):
+        begin = int(staged.spans[0]["body"])
+        body[max(0, begin - used.alignment(on.dtype)) : begin] = 0  # padding in between
+        calls += used.compress_calls(staged, real, body)
+    _run(calls)
     packed = replace(header, touched=(bool(touched[0]),)).pack()
     data[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     if crc:
@@ -214,7 +219,8 @@ def _decompress(
         section = header.sections[0]
         body = as_bytes(data)[section.offset : section.offset + section.nbytes]
         on = Operands(one_span(dense.numel()), descriptor.real_dtype)
-        _run(coder.decompress_calls(on, body, dense, scale=scale, add=add))
+        *_, last = stages_of(coder, on, body)
+        _run(coder.decompress_calls(last, body, dense, scale=scale, add=add))
     if dense.data_ptr() != out.data_ptr():
         out.detach().copy_(torch.view_as_complex(dense) if out.is_complex() else dense)
     return out

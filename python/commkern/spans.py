@@ -14,6 +14,7 @@ SPAN = np.dtype(
         ("length", np.int64),
         ("begin", np.int64),
         ("body", np.int64),
+        ("earlier", np.int64),
         ("residual", np.int64),
         ("parameter_id", np.uint32),
         ("parameter", np.uint32),

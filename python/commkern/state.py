@@ -20,7 +20,7 @@ from commkern.errors import NonFiniteError
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import GroupWorker, Outcome, worker
-from commkern.inputs import checked_bool, checked_seed, real_view
+from commkern.inputs import check_feedback, checked_bool, checked_seed, real_view
 from commkern.layout import Member
 from commkern.plan import Plan
 from commkern.residuals import ResidualStore
@@ -85,6 +85,7 @@ class CompressionState:
     ) -> None:
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
+        check_feedback(self.compressor, self.feedback)
         _check_choices(nonfinite, start_step, exempt)
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
@@ -92,6 +93,7 @@ class CompressionState:
             raise TypeError(f"grad_scaler must have get_scale(), got {grad_scaler!r}")
         resolve(algorithm, self.compressor.aggregation)
         self.worker: GroupWorker = worker(_group_of(module, process_group))
+        self.compressor.check_world_size(self.worker.world_size)
         self._settings = Settings(
             op="avg",
             algorithm="two_shot" if deterministic else algorithm,
@@ -168,7 +170,9 @@ class CompressionState:
 
         Raises ValueError where ranks are further apart.
         """
-        self.worker = worker(process_group)
+        joined = worker(process_group)
+        self.compressor.check_world_size(joined.world_size)
+        self.worker = joined
         self._plans.clear()
         group = process_group if process_group is not None else dist.group.WORLD
         lowest = torch.tensor(self.step)

@@ -8,7 +8,7 @@ from commkern.cli import bench, main
 
 
 def test_benchmarks_are_found():
-    assert bench.names() == ["all_reduce", "hook", "kernels"]
+    assert bench.names() == ["all_reduce", "hook", "kernels", "peers"]
 
 
 def test_unknown_benchmark(capsys):
@@ -34,3 +34,13 @@ def test_results_are_those_of_pytest_benchmark(tmp_path, capsys, monkeypatch, st
     assert result["extra_info"]["nbytes"] > 2**20
     assert result["extra_info"]["ratios"]["copy"] > 0
     assert stdout or "kernel[uncast_add bf16-baseline]" in out
+
+
+def test_peers_are_timed_against_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMMKERN_BENCH_MIB", "1")
+    path = tmp_path / "results.json"
+    arguments = ["peers", "-k", "dequantize and torch", "--json", str(path)]
+    assert main(["bench", *arguments]) == 0
+    (result,) = json.loads(path.read_text())["benchmarks"]
+    assert result["name"] == "test_peer[dequantize 8-bit torch]"
+    assert result["extra_info"]["ratios"]["peer"] > 0

@@ -152,7 +152,7 @@ def test_json_alone_on_stdout(text, capsys):
         (["--lr", "-1"], "expected a number above 0, got '-1'"),
         (["--lr", "nan"], "expected a number above 0, got 'nan'"),
         (["--compressors", "zip"], "unknown compressor 'zip'; known: "),
-        (["--compressors", "quantize:bits=5"], "got 5"),
+        (["--compressors", "quantize:bits=9"], "got 9"),
         (["--feedback", "nonsense"], "nonsense"),
         (["--text", "/nonexistent"], "cannot read /nonexistent"),
         (["--json", "/nonexistent/x"], "the directory of /nonexistent/x does not"),

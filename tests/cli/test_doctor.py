@@ -7,6 +7,7 @@ from commkern import backend, kernels, reference
 from commkern.arrays import as_bytes
 from commkern.cli import main, selftest
 from commkern.errors import BackendError
+from commkern.formats import CODES
 
 
 def test_all_is_well(capsys):
@@ -46,11 +47,20 @@ def test_a_wrong_byte_of_any_kernel_is_seen(broken):
 
 def test_every_kernel_writes_something_in_the_self_test():
     for name in reference.KERNELS:
-        before = selftest._arguments(name, "float32")
-        after = selftest._arguments(name, "float32")
-        getattr(reference, name)(**after)
-        old, new = as_bytes(written(before)), as_bytes(written(after))
-        assert not np.array_equal(old, new), name
+        build = selftest._BUILDERS[name]
+        for before, after in zip(build("float32"), build("float32"), strict=True):
+            getattr(reference, name)(**after, **selftest.typed(name, "float32"))
+            old, new = as_bytes(written(before)), as_bytes(written(after))
+            assert not np.array_equal(old, new), name
+
+
+def test_the_self_test_goes_through_every_format():
+    chosen = [fmt for fmt, _ in selftest._FORMATS]
+    assert {fmt.code for fmt in chosen} == set(CODES)
+    every = [code.scales for code in CODES.values()]
+    assert {fmt.scales for fmt in chosen} == {x for scales in every for x in scales}
+    every = [code.statistics for code in CODES.values()]
+    assert {fmt.statistic for fmt in chosen} == {x for kinds in every for x in kinds}
 
 
 def test_a_missing_module_is_named_with_its_cure(capsys, monkeypatch):

@@ -22,7 +22,7 @@ def write(path, medians, **extra):
 
 
 def test_one_file(tmp_path, capsys):
-    ratios = {"roof": 1.25, "torch": 0.5}
+    ratios = {"roof": 1.25, "torch": 0.5, "other": 0.0321}
     path = write(tmp_path / "a.json", {"x[a]": 2e-3}, nbytes=4_000_000, ratios=ratios)
     assert main(["report", path]) == 0
     out = capsys.readouterr().out
@@ -36,6 +36,7 @@ def test_one_file(tmp_path, capsys):
         "2.00",
         "1.25",
         "0.50",
+        "0.032",
     ):
         assert text in out
 

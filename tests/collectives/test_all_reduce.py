@@ -23,6 +23,8 @@ COMPRESSORS = [
     "quantize:bits=4,block_size=64",
     "quantize:bits=8,rounding=stochastic",
     "quantize:bits=4,rounding=stochastic,block_size=24",
+    "fixed_point",
+    "fixed_point:bits=8,rounding=stochastic,block_size=24",
 ]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 SIZES = [0, 1, 2, 3, 5, 31, 127, 128, 129, 1000, 4099]
@@ -152,7 +154,9 @@ def feedback_ledger(rank, world_size, spec, steps):
     return total, wanted, state.residual("w")
 
 
-@pytest.mark.parametrize("spec", ["quantize:bits=4", "cast:dtype=bf16"])
+@pytest.mark.parametrize(
+    "spec", ["quantize:bits=4", "cast:dtype=bf16", "fixed_point:bits=8"]
+)
 def test_the_ledger_of_error_feedback(ranks, spec):
     results = ranks.run(3, feedback_ledger, spec, 6)
     total = results[0][0]

@@ -19,7 +19,7 @@ from commkern.residuals import ResidualStore
 from commkern.testing import spawn_threads
 
 NUMEL = 5000
-CODERS = ["identity", "cast:dtype=bf16", "quantize:bits=8", "quantize:bits=4"]
+CODERS = ["identity", "cast:dtype=bf16", "quantize:bits=4", "fixed_point"]
 
 
 def endpoints(kind, world_size):

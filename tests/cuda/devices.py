@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from commkern import backend
+from commkern.formats import CODES, Format
 from commkern.spans import SPAN
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,13 @@ FLAGS = ["-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off"]
 FLAGS += ["-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-ROUNDINGS = ("nearest", "stochastic")
+# As csrc numbers them.
+NAMES = {
+    "code": tuple(CODES),
+    "scales": ("compute", "float16", "bfloat16", "e8m0", "ocp", "e4m3", "span"),
+    "statistic": ("absmax", "l2", "mean", "range", "constant"),
+    "rounding": ("nearest", "stochastic"),
+}
 
 
 def compiler() -> str | None:
@@ -62,7 +69,7 @@ _KINDS = {
     "parts": _Buffer,
     "residual": _Residual,
     "dtype": ctypes.c_int32,
-    "rounding": ctypes.c_int32,
+    "name": ctypes.c_int32,
     "int32": ctypes.c_int32,
     "uint32": ctypes.c_uint32,
     "uint64": ctypes.c_uint64,
@@ -77,10 +84,26 @@ def table_struct() -> type[ctypes.Structure]:
     return type("KernelTable", (ctypes.Structure,), {"_fields_": head + entries})
 
 
+def _struct(name: str, fields: dict[str, Any], *unnamed: str) -> Any:
+    members = {"_anonymous_": unnamed, "_fields_": list(fields.items())}
+    return type(name, (ctypes.Structure,), members)
+
+
 @functools.cache
 def _args_struct(name: str) -> type[ctypes.Structure]:
-    fields = [(f, _KINDS[kind]) for f, (kind, _) in backend.signatures()[name].items()]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
+    signature = backend.signatures()[name]
+    kinds = {field: _KINDS[kind] for field, (kind, _) in signature.items()}
+    if "code" not in kinds:
+        return _struct(name, kinds)
+    # A struct within the struct, which aligns as a whole.
+    inner = {field: kinds[field] for field in Format.__dataclass_fields__}
+    fields: dict[str, Any] = {}
+    for field, kind in kinds.items():
+        if field not in inner:
+            fields[field] = kind
+        elif "format" not in fields:
+            fields["format"] = _struct("Format", inner)
+    return _struct(name, fields, "format")
 
 
 def _buffer(value: Any) -> _Buffer:
@@ -108,8 +131,13 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "parts": _parts,
     "residual": _residual,
     "dtype": DTYPES.index,
-    "rounding": ROUNDINGS.index,
 }
+
+
+def _converted(field: str, kind: str, value: Any) -> Any:
+    if kind == "name":
+        return NAMES[field].index(value)
+    return _CONVERT.get(kind, lambda v: v)(value)
 
 
 class Emulated:
@@ -138,7 +166,7 @@ class Emulated:
         kept = []  # a struct holds copies of its fields, not what they point to
         for field, (kind, default) in backend.signatures()[name].items():
             value = given.pop(field, default)
-            kept.append(_CONVERT.get(kind, lambda v: v)(value))
+            kept.append(_converted(field, kind, value))
             setattr(args, field, kept[-1])
         assert not given, f"{name} has no field {', '.join(given)}"
         entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)

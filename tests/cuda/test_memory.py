@@ -18,8 +18,9 @@ from tests.cuda.devices import Emulated, build_emulator, compiler
 from tests.cuda.test_module import in_new_process
 from tests.kernels.harness import DTYPES, _map_buffers
 from tests.kernels.test_cast import cast_case, sum_case, uncast_case
-from tests.kernels.test_quantize import decode_case, quantize_case
+from tests.kernels.test_formats import decoding_case, format_case, formats
 
+from commkern.formats import Format
 from commkern.reference.numerics import FORMATS
 
 LENGTHS = [3, 0, 8, 1029, 13]
@@ -70,14 +71,12 @@ def run_casts(emulator: Emulated, dtype: str, wire_dtype: str) -> None:
     run_at_page_ends(emulator, "recast_sum", **sum_case(case, 2))
 
 
-def run_decoders(emulator: Emulated, dtype: str, bits: int) -> None:
-    assert LENGTHS[-1] < 16, "the last span has one scale"
-    case = quantize_case(dtype, bits, 16, LENGTHS)
+def run_decoders(emulator: Emulated, dtype: str, fmt: Format) -> None:
+    case = format_case(fmt, dtype, LENGTHS)
     last = case["spans"][-1]
-    size, scale_size = FORMATS[dtype].nbytes, FORMATS[dtype].compute.itemsize
-    body = int(last["body"]) + scale_size + -(-int(last["length"]) * bits // 8)
-    decoding = decode_case(case, case["payload"][:body])
-    end = int(last["offset"] + last["length"]) * size
+    body = int(last["body"]) + fmt.body_nbytes(int(last["length"]), dtype)
+    decoding = decoding_case(fmt, case, case["payload"][:body])
+    end = int(last["offset"] + last["length"]) * FORMATS[dtype].nbytes
     for kernel in ("dequantize", "dequantize_add"):
         run_at_page_ends(emulator, kernel, **cut(decoding, "output", end))
 
@@ -87,8 +86,8 @@ def run_all(library: str) -> None:
     for dtype in DTYPES:
         for wire_dtype in DTYPES:
             run_casts(emulator, dtype, wire_dtype)
-        for bits in (4, 8):
-            run_decoders(emulator, dtype, bits)
+        for fmt in formats():
+            run_decoders(emulator, dtype, fmt)
 
 
 def test_accesses_are_aligned_and_within_buffers(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from tests.cuda.devices import ROOT, Emulated, Gpu, table_struct
 from tests.kernels.harness import compare
 from tests.kernels.test_cast import cast_case
+from tests.kernels.test_formats import decoding_case, format_case
 
 from commkern import _core, backend
 from commkern.errors import BackendError
+from commkern.formats import Format
 
 HELD = ["dequantize", "dequantize_add", "cast", "uncast", "uncast_add", "recast_sum"]
 NAME = ctypes.create_string_buffer(b"commkern.KernelTable")
@@ -75,9 +78,12 @@ def test_import_is_silent_and_starts_no_driver() -> None:
 
 
 def test_a_table_of_another_version_is_refused() -> None:
-    table = table_struct()(_core.kernel_table_version + 1, b"cuda")
+    version = _core.kernel_table_version
+    table = table_struct()(version + 1, b"cuda")
     before = _core.tables()
-    with pytest.raises(ImportError, match=r"expected version 1, got 2"):
+    with pytest.raises(
+        ImportError, match=rf"expected version {version}, got {version + 1}"
+    ):
         _core.register_table(capsule(ctypes.addressof(table)))
     assert _core.tables() == before
 
@@ -109,7 +115,8 @@ def test_a_module_of_another_version_is_explained(
     monkeypatch.setitem(sys.modules, "commkern._cuda", module)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     backend.cuda.cache_clear()
-    with pytest.raises(BackendError, match=r"expected version 1, got 7\. Build"):
+    expected = rf"expected version {_core.kernel_table_version}, got 7\. Build"
+    with pytest.raises(BackendError, match=expected):
         backend.cuda()
     assert backend.cuda_status().startswith("not usable: ")
 
@@ -252,6 +259,23 @@ def use_registered(emulator: Emulated) -> None:
     call("recast_sum", **summing, parts=[case["payload"].copy()] * 480)
     with pytest.raises(ValueError, match="at most 480 parts on CUDA, got 481"):
         call("recast_sum", **summing, parts=[case["payload"].copy()] * 481)
+    check_rotation_is_refused(emulator, call)
+
+
+def check_rotation_is_refused(emulator: Emulated, call: Callable[..., None]) -> None:
+    fmt = Format(block_size=64, rotation=32)
+    case = format_case(fmt, "float16", [70, 3])
+    decoding = decoding_case(fmt, case, case["payload"])
+    before = emulator.library.emulated_launches()
+    for kernel in ("dequantize", "dequantize_add"):
+        with pytest.raises(
+            ValueError, match=f"{kernel}: expected rotation 0 on CUDA, got 32"
+        ):
+            call(kernel, **decoding)
+    assert emulator.library.emulated_launches() == before
+    decoding |= {"code": "nf4", "bits": 4, "rotation": 0}
+    call("dequantize", **decoding)
+    assert emulator.library.emulated_launches() == before + 1
 
 
 def test_a_gpu_is_used(gpu: Gpu) -> None:

@@ -85,4 +85,5 @@ def digest(ddp: DistributedDataParallel) -> str:
 
 def everything() -> list[str]:
     """String forms that cover every registered compressor."""
-    return [*ck.compressors(), "quantize:bits=4", "quantize:bits=4,rounding=stochastic"]
+    more = ["quantize:bits=4", "quantize:bits=4,rounding=stochastic"]
+    return [*ck.compressors(), *more, "fixed_point:bits=8"]

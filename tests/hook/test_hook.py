@@ -103,22 +103,25 @@ def check_ledger(results, spec):
 
 @pytest.mark.parametrize("world_size", [3, 4])
 def test_ledger_at_other_world_sizes(ranks, world_size):
-    spec = "quantize:bits=4,rounding=stochastic"
-    results = ranks.run(world_size, replicas_and_ledger, spec, {}, "error")
-    assert len({tuple(r[0]) for r in results}) == 1
-    check_ledger(results, spec)
+    for spec in ("quantize:bits=4,rounding=stochastic", "fixed_point:bits=8"):
+        results = ranks.run(world_size, replicas_and_ledger, spec, {}, "error")
+        assert len({tuple(r[0]) for r in results}) == 1
+        check_ledger(results, spec)
 
 
-def bits_do_not_depend_on_buckets(rank, world_size, cap):
+def bits_do_not_depend_on_buckets(rank, world_size, spec, cap):
     ddp = make(bucket_cap_mb=cap)
-    ck.register(ddp, "quantize:bits=4,rounding=stochastic")
+    ck.register(ddp, spec)
     train(ddp, rank, range(4))
     return digest(ddp)
 
 
-def test_bits_do_not_depend_on_the_bucket_layout(ranks):
+@pytest.mark.parametrize("coder", ["quantize:bits=4", "fixed_point:bits=8"])
+def test_bits_do_not_depend_on_the_bucket_layout(ranks, coder):
+    spec = f"{coder},rounding=stochastic"
     results = [
-        ranks.run(3, bits_do_not_depend_on_buckets, cap) for cap in (0.001, 0.03, 25)
+        ranks.run(3, bits_do_not_depend_on_buckets, spec, cap)
+        for cap in (0.001, 0.03, 25)
     ]
     assert len({d for r in results for d in r}) == 1
 
@@ -199,7 +202,7 @@ def test_start_step_is_dense_before(ranks):
         assert all(f > 2 for f in factors[3:])
 
 
-def mixed_dtypes(rank, world_size):
+def mixed_dtypes(rank, world_size, spec):
     torch.manual_seed(0)
     model = torch.nn.ModuleDict(
         {
@@ -209,7 +212,7 @@ def mixed_dtypes(rank, world_size):
         }
     )
     ddp = torch.nn.parallel.DistributedDataParallel(Mixed(model), bucket_cap_mb=0.001)
-    ck.register(ddp, "quantize:bits=8")
+    ck.register(ddp, spec)
     for _ in range(4):
         ddp.zero_grad()
         ddp(torch.randn(8, 40)).sum().backward()
@@ -232,8 +235,9 @@ def digest_of_gradients(ddp):
     return [p.grad.double().sum().item() for p in ddp.parameters()]
 
 
-def test_mixed_dtypes(ranks):
-    (first, kept), (second, _) = ranks.run(2, mixed_dtypes)
+@pytest.mark.parametrize("spec", ["quantize:bits=8", "fixed_point:bits=8"])
+def test_mixed_dtypes(ranks, spec):
+    (first, kept), (second, _) = ranks.run(2, mixed_dtypes, spec)
     assert first == second
     assert kept
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from commkern import reference
-from commkern.reference.layout import cast_body_nbytes, quantize_body_nbytes
+from commkern.formats import Format
+from commkern.reference.layout import cast_body_nbytes
 from commkern.reference.numerics import FORMATS, from_compute, to_compute
 from commkern.spans import SPAN
 
@@ -166,7 +167,11 @@ def make_spans(
 
 
 def quantize_body(bits: int, block_size: int, dtype: str) -> Callable[[int], int]:
-    return lambda length: quantize_body_nbytes(length, bits, block_size, dtype)
+    return format_body(Format(bits=bits, block_size=block_size), dtype)
+
+
+def format_body(fmt: Format, dtype: str) -> Callable[[int], int]:
+    return lambda length: fmt.body_nbytes(length, dtype)
 
 
 def cast_body(wire_dtype: str) -> Callable[[int], int]:

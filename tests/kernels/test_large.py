@@ -19,6 +19,8 @@ from tests.kernels.harness import (
 
 from commkern import reference
 
+FIXED = ("fixed_quantize", "fixed_dequantize")
+KERNELS = ["quantize", "dequantize", *FIXED, "cast", "uncast", "sum", "hadamard"]
 LENGTHS = [9, (1 << 21) + 4099]  # more than 8 MiB of fp32
 
 
@@ -27,6 +29,8 @@ def case_of(kernel: str) -> dict[str, Any]:
     body = cast_body("float16")
     if kernel in ("quantize", "dequantize"):
         body = quantize_body(4, 128, "float32")
+    if kernel in FIXED:
+        body = lambda length: 2 * length
     # Gaps of whole vectors, so that an aligned buffer has aligned spans.
     spans, elements, nbytes, count = make_spans(LENGTHS, body, gap=16, body_gap=64)
     spans["residual"] = spans["offset"]
@@ -35,15 +39,21 @@ def case_of(kernel: str) -> dict[str, Any]:
     case: dict[str, Any] = {"spans": spans, "dtype": "float32"}
     if kernel == "sum":
         return case | {"parts": [data, data[::-1].copy()], "output": data.copy()}
+    if kernel == "hadamard":
+        return case | {"input": data, "output": data[::-1].copy()}
     case["payload"] = payload
-    if kernel in ("quantize", "cast"):
+    if kernel in FIXED:
+        spans["earlier"] = [0, 1]  # any bytes are exponents
+    if kernel == "fixed_quantize":
+        case["exponents"] = payload.copy()
+    if kernel in ("quantize", "cast", "fixed_quantize"):
         versions = residuals(3, max(count, elements), in_place=False)
         case |= {"input": data, "residual": versions}
     else:
         case |= {"output": data, "nonfinite": np.zeros(len(LENGTHS), np.uint8)}
     if kernel in ("cast", "uncast"):
         return case | {"wire_dtype": "float16"}
-    return case | {"bits": 4}
+    return case | {"bits": 16 if kernel in FIXED else 4}
 
 
 @functools.cache
@@ -54,7 +64,7 @@ def expected(kernel: str) -> list[tuple[str, np.ndarray]]:
 
 
 @pytest.mark.parametrize("shift", [0, 4, 1])
-@pytest.mark.parametrize("kernel", ["quantize", "dequantize", "cast", "uncast", "sum"])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_large_results(compiled: Any, kernel: str, shift: int) -> None:
     copies = Copies(case_of(kernel), shift)
     getattr(compiled, kernel)(**copies.arguments)
@@ -65,5 +75,7 @@ def test_large_results(compiled: Any, kernel: str, shift: int) -> None:
 
 def _nan_view(kernel: str, label: str) -> str | None:
     """Random bytes as scales make NaNs by arithmetic."""
-    random_scales = kernel == "dequantize" and label.startswith("output")
+    random_scales = kernel in ("dequantize", "fixed_dequantize") and label.startswith(
+        "output"
+    )
     return "float32" if random_scales else None

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from commkern.formats import Format
 from commkern.reference.numerics import (
     FORMATS,
-    block_scale,
     exact_arithmetic,
     from_compute,
     largest_magnitude,
     to_compute,
 )
+from commkern.reference.scales import scales_of
 
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ALL = np.arange(65536, dtype=np.uint16)
@@ -94,7 +95,7 @@ def test_fp64_narrows_in_one_rounding(dtype: str) -> None:
                 np.testing.assert_array_equal(back, sign * chosen)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("bits", [3, 4, 7, 8])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_block_scale_rule(dtype: type, bits: int) -> None:
     """The nearest quotient, or one less where L * scale would overflow."""
@@ -102,7 +103,8 @@ def test_block_scale_rule(dtype: type, bits: int) -> None:
     largest = 2 ** (bits - 1) - 1
     absmax = top * (1 - np.arange(64, dtype=dtype) * np.finfo(dtype).epsneg)
     with exact_arithmetic():
-        scale = block_scale(absmax.astype(dtype), largest)
+        fmt = Format(bits=bits, block_size=16)
+        scale = scales_of(np.repeat(absmax.astype(dtype), 16), fmt).scale
         product, above = scale * dtype(largest), np.nextafter(scale, dtype(np.inf))
         above_product = above * dtype(largest)
     assert np.isfinite(product).all()

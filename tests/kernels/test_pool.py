@@ -65,6 +65,7 @@ def all_cases(lengths: list[int], magnitude: float = 1.0) -> dict[str, dict[str,
         "nonfinite_check": dense | {"input": parts[0], "flags": flags},
         "nonzero_check": dense | {"input": parts[0], "flags": flags},
         "saturate": dense | {"data": parts[0], "limit": magnitude},
+        "hadamard": dense | {"input": parts[0], "output": parts[1], "seed": 3},
     }
 
 

@@ -9,7 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kernels.harness import DTYPES, compare
 from tests.kernels.test_cast import cast_case
+from tests.kernels.test_fixed_point import decode_case as fixed_decode_case
+from tests.kernels.test_fixed_point import exponents_case, fixed_case
 from tests.kernels.test_quantize import FEEDBACKS, decode_case, quantize_case, sum_case
+
+from commkern import reference
 
 FEW = settings(
     max_examples=25,
@@ -55,6 +59,36 @@ def test_quantizers(compiled: Any, data: st.DataObject) -> None:
     summing = sum_case(case, data.draw(st.integers(1, 4)))
     summing["parts"].append(written["payload"])
     compare(compiled, "requantize_sum", shift=shift, **summing)
+
+
+@FEW
+@given(st.data())
+def test_fixed_point(compiled: Any, data: st.DataObject) -> None:
+    bits = data.draw(st.sampled_from([8, 16, 32]))
+    case = fixed_case(
+        data.draw(st.sampled_from(DTYPES)),
+        bits,
+        data.draw(st.integers(2, 40)) * 8,
+        data.draw(st.lists(st.integers(0, 600), min_size=1, max_size=5)),
+        data.draw(st.sampled_from(FEEDBACKS)),
+        digits=data.draw(st.integers(1, bits - 1)),
+        largest=data.draw(st.integers(1, 2 ** (bits - 1) - 1)),
+        rounding=data.draw(st.sampled_from(["nearest", "stochastic"])),
+        seed=data.draw(st.integers(0, 2**64 - 1)),
+        step=data.draw(st.integers(0, 2**32 - 1)),
+        stream=data.draw(st.integers(0, 2**32 - 1)),
+    )
+    any_bits(data, case)
+    shift = data.draw(st.integers(0, 15))
+    compare(compiled, "block_exponents", shift=shift, **exponents_case(case))
+    if data.draw(st.booleans()):  # else they are those of other numbers
+        reference.block_exponents(**exponents_case(case))
+    written = compare(compiled, "fixed_quantize", shift=shift, **case)
+    decoding = fixed_decode_case(case, written["payload"])
+    view = {"output": case["dtype"]}
+    scale = data.draw(st.sampled_from([1.0, 0.5, 1 / 3]))
+    compare(compiled, "fixed_dequantize", nan_view=view, **decoding, scale=scale)
+    compare(compiled, "fixed_dequantize_add", nan_view=view, **decoding, scale=scale)
 
 
 @FEW

@@ -18,6 +18,7 @@ SPECS = [
     "cast:dtype=bf16",
     "quantize:bits=8",
     "quantize:bits=4,block_size=64,rounding=stochastic",
+    "fixed_point:bits=8,rounding=stochastic",
 ]
 SIZES = [700, 0, 1, 129, 2048]
 

@@ -11,204 +11,39 @@ from __future__ import annotations
 
 import functools
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
-from commkern import backend, kernels, reference
+from commkern import kernels
+from commkern.benchmarks.cases import Case, Data, cases, check
 from commkern.benchmarks.interleaved import CLOCK, record
-from commkern.spans import one_span
+from commkern.benchmarks.one_thread import isas, one_thread, time_against
 
 MIB = int(os.environ.get("COMMKERN_BENCH_MIB", "128"))
-ROUNDS = 15
-_BLOCK = 128
-_CHECKED = 64 * _BLOCK  # elements compared with the reference
-_UNTIMED_ROUNDS = 2
-
-Array = npt.NDArray[Any]
-
-
-class Case(NamedTuple):
-    """A kernel and how it is called; ``bits`` 0 is bf16 on the wire."""
-
-    kernel: str
-    bits: int
-    rounding: str = "nearest"
-    feedback: str = ""
-
-    def __str__(self) -> str:
-        wire = f"{self.bits} bits" if self.bits else "bf16"
-        rounding = self.rounding if self.bits and self.encodes() else ""
-        feedback = f"feedback {self.feedback}" if self.feedback else ""
-        return " ".join(filter(None, (self.kernel, wire, rounding, feedback)))
-
-    def encodes(self) -> bool:
-        return "residual" in getattr(reference, self.kernel).fields
-
-    def moved_nbytes(self) -> float:
-        """Bytes read and written for an element."""
-        coded = self.bits / 8 + 4 / _BLOCK if self.bits else 2
-        parts = 2 if self.kernel.endswith("_sum") else 0
-        dense = 8 if self.kernel.endswith("_add") else 0 if parts else 4
-        residual = {"": 0, "own": 8, "in place": 8, "two versions": 8}[self.feedback]
-        return coded * (1 + parts) + dense + residual
-
-
-def _cases() -> Iterator[Case]:
-    for bits in (8, 4):
-        for rounding in ("nearest", "stochastic"):
-            for feedback in ("", "two versions", "in place"):
-                yield Case("quantize", bits, rounding, feedback)
-            yield Case("requantize_sum", bits, rounding, "own")
-        yield Case("dequantize", bits)
-        yield Case("dequantize_add", bits)
-    yield Case("cast", 0)
-    yield Case("cast", 0, feedback="two versions")
-    yield Case("uncast", 0)
-    yield Case("uncast_add", 0)
-    yield Case("recast_sum", 0, feedback="own")
-
-
-class Data:
-    """What the kernels of one wire format read and write, over one parameter."""
-
-    def __init__(self, bits: int, begin: int, dense: list[Array], coded: list[Array]):
-        self.bits, self.begin, self.dense, self.coded = bits, begin, dense, coded
-        self.elements = len(dense[0])
-
-    @classmethod
-    def of(cls, bits: int, elements: int) -> Data:
-        # torch aligns memory to 64 bytes, as the kernels' stores past the cache need.
-        values, output = torch.randn(elements), torch.randn(elements)
-        residuals = values * 0.01, torch.zeros(elements)
-        dense = [array.numpy() for array in (values, output, *residuals)]
-        nbytes = elements // _BLOCK * 4 + elements * bits // 8 if bits else 2 * elements
-        coded = [np.zeros(nbytes, np.uint8) for _ in range(3)]
-        data = cls(bits, 0, dense, coded)
-        encode = kernels.quantize if bits else kernels.cast
-        for payload in coded:
-            case = Case("quantize" if bits else "cast", bits)
-            encode(**data.arguments(case) | {"payload": payload})
-        return data
-
-    def arguments(self, case: Case) -> dict[str, Any]:
-        values, output, old, new = self.dense
-        residuals = {
-            "": None,
-            "own": (old, new),
-            "two versions": (old, new),
-            "in place": (old, old),
-        }
-        all_fields = {
-            "spans": one_span(self.elements, begin=self.begin, parameter_id=9),
-            "input": values,
-            "dtype": "float32",
-            "payload": self.coded[0],
-            "parts": self.coded[1:],
-            "output": output,
-            "residual": residuals[case.feedback],
-            "bits": self.bits,
-            "wire_dtype": "bfloat16",
-            "rounding": case.rounding,
-            "scale": 0.5,
-            "seed": 7,
-        }
-        fields = getattr(reference, case.kernel).fields
-        return {name: all_fields[name] for name in fields if name in all_fields}
-
-    def stretch(self, first: int, last: int) -> Data:
-        """A copy of the elements [first, last), which begin and end a block."""
-        dense = [array[first:last].copy() for array in self.dense]
-        coded = [self._coded_stretch(array, first, last) for array in self.coded]
-        return Data(self.bits, first, dense, coded)
-
-    def _coded_stretch(self, payload: Array, first: int, last: int) -> Array:
-        if not self.bits:
-            values: Array = payload[2 * first : 2 * last].copy()
-            return values
-        scales = payload[first // _BLOCK * 4 : last // _BLOCK * 4]
-        codes = payload[self.elements // _BLOCK * 4 :]
-        codes = codes[first * self.bits // 8 : last * self.bits // 8]
-        both: Array = np.concatenate([scales, codes])
-        return both
-
-
-@functools.lru_cache(maxsize=1)
-def _data(bits: int) -> Data:
-    return Data.of(bits, MIB * 2**20 // 4)
-
-
-def _isas() -> list[str]:
-    core = backend.core()
-    if os.environ.get("COMMKERN_ISA"):
-        return [core.isa()]
-    names: list[str] = core.available_isas()
-    return names
-
-
-@contextmanager
-def _one_thread_on(isa: str) -> Iterator[None]:
-    core = backend.core()
-    before = core.isa(), core.num_threads(), torch.get_num_threads()
-    core.set_isa(isa)
-    core.set_num_threads(1)
-    torch.set_num_threads(1)
-    yield
-    core.set_isa(before[0])
-    core.set_num_threads(before[1])
-    torch.set_num_threads(before[2])
-
-
-def _check(case: Case, data: Data) -> None:
-    """The last blocks as the reference has them, everything it could touch."""
-    first, last = data.elements - _CHECKED, data.elements
-    expected = data.stretch(first, last)
-    getattr(reference, case.kernel)(**expected.arguments(case))
-    getattr(kernels, case.kernel)(**data.arguments(case))
-    got = data.stretch(first, last)
-    pairs = zip(got.dense + got.coded, expected.dense + expected.coded, strict=True)
-    if not all(ours.tobytes() == theirs.tobytes() for ours, theirs in pairs):
-        raise AssertionError(f"{case}: results differ from the reference")
-
-
-def _timed(run: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
+_ELEMENTS = MIB * 2**20 // 4
 
 
 @pytest.mark.benchmark(group=f"kernels, {MIB} MiB of fp32, one thread", timer=CLOCK)
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("isa", _isas())
-@pytest.mark.parametrize("case", list(_cases()), ids=str)
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_kernel(benchmark: Any, isa: str, case: Case) -> None:
-    data = _data(case.bits)
+    data = _data(case.form)
     source, target = torch.from_numpy(data.dense[0]), _spare()
-    with _one_thread_on(isa):
-        _check(case, data)
-        run = functools.partial(getattr(kernels, case.kernel), **data.arguments(case))
-        copies = [_timed(lambda: target.copy_(source))]
-        calls = []
-        for _ in range(_UNTIMED_ROUNDS + ROUNDS):
-            calls.append(_timed(run))
-            copies.append(_timed(lambda: target.copy_(source)))
-    rounds = zip(calls, copies[:-1], copies[1:], strict=True)
-    ratios = [2 * ours / (before + after) for ours, before, after in rounds]
-    record(
-        benchmark,
-        calls[_UNTIMED_ROUNDS:],
-        nbytes=round(data.elements * case.moved_nbytes()),
-        ratios={"copy": median(ratios[_UNTIMED_ROUNDS:])},
-    )
+    with one_thread(isa):
+        call = check(case, data)
+        run = functools.partial(getattr(kernels, case.kernel), **call.fields)
+        seconds, ratio = time_against(run, lambda: target.copy_(source))
+    record(benchmark, seconds, nbytes=call.nbytes, ratios={"copy": ratio})
+
+
+@functools.lru_cache(maxsize=1)
+def _data(form: str) -> Data:
+    return Data.of(form, _ELEMENTS)
 
 
 @functools.cache
 def _spare() -> torch.Tensor:
-    return torch.zeros(MIB * 2**20 // 4)
+    return torch.zeros(_ELEMENTS)

@@ -161,7 +161,9 @@ def verdict(ratio: float, noise: float) -> str:
 
 
 def _ratio(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def _time(seconds: float) -> str:

@@ -10,29 +10,70 @@ import torch
 
 from commkern import reference
 from commkern.arrays import as_bytes
+from commkern.formats import Format
 from commkern.spans import SpanTable, span_table
 from commkern.wire.dtypes import compute_nbytes
+from commkern.wire.message import align
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 _LENGTHS = (640, 361)  # of two parameters: whole blocks, and a tail
-_BITS = 4
-_BLOCK_SIZE = 64
+_BLOCK_SIZE = 64  # of fixed point
+# One for every code, and one for every kind of scale, statistic and rotation.
+_FORMATS = (
+    (Format(bits=4, block_size=64), "stochastic"),
+    (Format(bits=3, block_size=64, scales="float16", rotation=128), "nearest"),
+    (Format(bits=5, block_size=64, scales="bfloat16", statistic="l2"), "stochastic"),
+    (Format("asymmetric", 6, 64, statistic="range"), "nearest"),
+    (Format("asymmetric", 1, 64, "span", "range"), "stochastic"),
+    (Format("sign", 1, 64, "span", "mean"), "nearest"),
+    (Format("ternary", 2, 64, "span"), "stochastic"),
+    (Format("threshold", 2, 64, "span", "constant", constant=0.5), "nearest"),
+    (Format("natural", 8, 64, "e8m0"), "stochastic"),
+    (Format("float8_e4m3", 8, 64, "e8m0"), "nearest"),
+    (Format("float8_e5m2", 8, 64, rotation=32), "nearest"),
+    (Format("float6_e3m2", 6, 64, "ocp"), "nearest"),
+    (Format("float6_e2m3", 6, 64, "ocp"), "nearest"),
+    (Format("float4_e2m1", 4, 16, "e4m3"), "nearest"),
+    (Format("nf4", 4, 64), "nearest"),
+    (Format("dynamic8", 8, 64), "nearest"),
+)
 
 Arguments = dict[str, Any]
 Kernel = Callable[..., None]
+# Fresh, equal arguments at every call, for each of a kernel's variants.
+Builder = Callable[[str], list[Arguments]]
 
 
 def differences(compiled: Any) -> Iterator[tuple[str, str | None]]:
     """Yield (kernel, None or what differs) for every kernel of the reference."""
     for name in reference.KERNELS:
-        problem = None
-        for dtype in DTYPES:
-            problem = problem or _difference(name, getattr(compiled, name), dtype)
-        yield name, problem
+        kernel, build = getattr(compiled, name), _BUILDERS[name]
+        found = (_difference(name, kernel, build, dtype) for dtype in DTYPES)
+        yield name, next((problem for problem in found if problem), None)
 
 
-def _difference(name: str, kernel: Kernel, dtype: str) -> str | None:
-    expected, actual = _arguments(name, dtype), _arguments(name, dtype)
+def _difference(name: str, kernel: Kernel, build: Builder, dtype: str) -> str | None:
+    pairs = zip(build(dtype), build(dtype), strict=True)
+    also = typed(name, dtype)
+    for expected, actual in pairs:
+        problem = _compared(name, kernel, expected | also, actual | also)
+        if problem:
+            return f"{dtype}{_code_of(actual)}: {problem}"
+    return None
+
+
+def typed(name: str, dtype: str) -> Arguments:
+    """The dtype, for a kernel that takes one: sums of integers do not."""
+    return {"dtype": dtype} if "dtype" in getattr(reference, name).fields else {}
+
+
+def _code_of(arguments: Arguments) -> str:
+    return f", {arguments['code']}" if "code" in arguments else ""
+
+
+def _compared(
+    name: str, kernel: Kernel, expected: Arguments, actual: Arguments
+) -> str | None:
     getattr(reference, name)(**expected)
     kernel(**actual)
     for field in expected:
@@ -41,7 +82,7 @@ def _difference(name: str, kernel: Kernel, dtype: str) -> str | None:
             wrong = np.flatnonzero(want != got)
             if wrong.size:
                 return (
-                    f"{dtype}: byte {wrong[0]} of {field} is {got[wrong[0]]}, "
+                    f"byte {wrong[0]} of {field} is {got[wrong[0]]}, "
                     f"the reference has {want[wrong[0]]} ({wrong.size} bytes differ)"
                 )
     return None
@@ -51,11 +92,6 @@ def _buffers(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [as_bytes(item) for item in value]
     return [as_bytes(value)] if isinstance(value, (torch.Tensor, np.ndarray)) else []
-
-
-def _arguments(name: str, dtype: str) -> Arguments:
-    """Fresh, equal arguments at every call."""
-    return _BUILDERS[name](dtype) | {"dtype": dtype}
 
 
 def _values(dtype: str, seed: int) -> torch.Tensor:
@@ -94,52 +130,66 @@ def _residual() -> tuple[Any, Any, Any]:
 # --- quantize -------------------------------------------------------------------------
 
 
-def _quantize_sizes(dtype: str) -> list[int]:
-    scale = compute_nbytes(dtype)
-    sizes = [
-        -(-n // _BLOCK_SIZE) * scale + -(-n * _BITS // 8) for n in _LENGTHS
-    ]  # fmt: skip
-    return [-(-size // scale) * scale for size in sizes]
+def _bodies(fmt: Format, dtype: str) -> list[int]:
+    """Where the two bodies start, and where the second ends."""
+    first, second = (fmt.body_nbytes(length, dtype) for length in _LENGTHS)
+    start = align(first, fmt.alignment(dtype))
+    return [0, start, start + second]
 
 
-def _quantize_format(dtype: str) -> Arguments:
-    spans = _spans((0, _quantize_sizes(dtype)[0]))
-    return {"spans": spans, "bits": _BITS, "block_size": _BLOCK_SIZE}
+def _format_fields(fmt: Format, dtype: str) -> Arguments:
+    first, second, _ = _bodies(fmt, dtype)
+    return {"spans": _spans((first, second))} | fmt.fields()
 
 
-def _quantize_coding(dtype: str) -> Arguments:
-    return _quantize_format(dtype) | {
-        "payload": _zeros(sum(_quantize_sizes(dtype))),
+def _coding(fmt: Format, rounding: str, dtype: str) -> Arguments:
+    return _format_fields(fmt, dtype) | {
+        "payload": _zeros(_bodies(fmt, dtype)[-1]),
         "residual": _residual(),
-        "rounding": "stochastic",
+        "rounding": rounding,
         "seed": 2**40 + 7,
         "step": 3,
         "stream": 1 << 24,
     }
 
 
-def _quantize(dtype: str, seed: int = 1) -> Arguments:
-    return _quantize_coding(dtype) | {"input": _values(dtype, seed)}
+def _quantize(fmt: Format, rounding: str, dtype: str, seed: int = 1) -> Arguments:
+    return _coding(fmt, rounding, dtype) | {"input": _values(dtype, seed)}
 
 
-def _quantized(dtype: str, seed: int) -> Any:
-    arguments = _quantize(dtype, seed)
+def _quantized(fmt: Format, rounding: str, dtype: str, seed: int) -> Any:
+    arguments = _quantize(fmt, rounding, dtype, seed)
     reference.quantize(**arguments, dtype=dtype)
     return arguments["payload"]
 
 
-def _dequantize(dtype: str) -> Arguments:
-    return _quantize_format(dtype) | {
-        "payload": _quantized(dtype, 1),
+def _dequantize(fmt: Format, rounding: str, dtype: str) -> Arguments:
+    return _format_fields(fmt, dtype) | {
+        "payload": _quantized(fmt, rounding, dtype, 1),
         "output": _values(dtype, 2),
         "scale": 1 / 3,
         "nonfinite": _zeros(2),
     }
 
 
-def _requantize_sum(dtype: str) -> Arguments:
-    parts = [_quantized(dtype, seed) for seed in range(3)]
-    return _quantize_coding(dtype) | {"parts": parts}
+def _requantize_sum(fmt: Format, rounding: str, dtype: str) -> Arguments:
+    parts = [_quantized(fmt, rounding, dtype, seed) for seed in range(3)]
+    return _coding(fmt, rounding, dtype) | {"parts": parts}
+
+
+def _every_format(build: Callable[..., Arguments]) -> Builder:
+    """All of them for both compute types; what 16-bit data adds, one format shows."""
+
+    def built(dtype: str) -> list[Arguments]:
+        wide = dtype in ("float32", "float64")
+        chosen = _FORMATS if wide else _FORMATS[:1]
+        return [build(fmt, rounding, dtype) for fmt, rounding in chosen]
+
+    return built
+
+
+def _only(build: Callable[[str], Arguments]) -> Builder:
+    return lambda dtype: [build(dtype)]
 
 
 # --- cast -----------------------------------------------------------------------------
@@ -183,6 +233,80 @@ def _recast_sum(dtype: str) -> Arguments:
     }
 
 
+# --- fixed point ----------------------------------------------------------------------
+
+
+def _fixed_spans(stage: int) -> SpanTable:
+    """Codes behind the exponents of up to two bytes a block."""
+    blocks = [2 * -(-n // _BLOCK_SIZE) for n in _LENGTHS]
+    exponents, codes = (0, blocks[0]), (sum(blocks), sum(blocks) + 2 * _LENGTHS[0])
+    spans = _spans(codes if stage else exponents)
+    spans["earlier"] = exponents
+    return spans
+
+
+def _fixed_format(stage: int) -> Arguments:
+    bits = {"bits": 16, "digits": 13} if stage else {}
+    return {"spans": _fixed_spans(stage), "block_size": _BLOCK_SIZE} | bits
+
+
+def _fixed_payload() -> Any:
+    *_, last = _fixed_spans(1)
+    return _zeros(int(last["body"]) + 2 * int(last["length"]))
+
+
+def _block_exponents(dtype: str, seed: int = 1) -> Arguments:
+    fields = {"input": _values(dtype, seed), "residual": _residual()}
+    return _fixed_format(0) | fields | {"payload": _fixed_payload()}
+
+
+def _exponents(dtype: str, seed: int) -> Any:
+    arguments = _block_exponents(dtype, seed)
+    reference.block_exponents(**arguments, dtype=dtype)
+    return arguments["payload"]
+
+
+def _max_exponents(dtype: str) -> Arguments:
+    parts = [_exponents(dtype, seed) for seed in range(3)]
+    return _fixed_format(0) | {"parts": parts, "payload": _fixed_payload()}
+
+
+def _fixed_quantize(dtype: str, seed: int = 1) -> Arguments:
+    return _fixed_format(1) | {
+        "input": _values(dtype, seed),
+        "exponents": _exponents(dtype, seed),
+        "payload": _fixed_payload(),
+        "residual": _residual(),
+        "largest": 8191,
+        "rounding": "stochastic",
+        "seed": 2**40 + 7,
+        "step": 3,
+        "stream": 1 << 24,
+    }
+
+
+def _fixed_coded(dtype: str, seed: int) -> Any:
+    arguments = _fixed_quantize(dtype, seed)
+    arguments["payload"] = arguments["exponents"]  # exponents and codes in one
+    reference.fixed_quantize(**arguments, dtype=dtype)
+    return arguments["payload"]
+
+
+def _fixed_sum(dtype: str) -> Arguments:
+    parts = [_fixed_coded(dtype, seed) for seed in range(3)]
+    fields = {"spans": _fixed_spans(1), "bits": 16}
+    return fields | {"parts": parts, "payload": _fixed_payload()}
+
+
+def _fixed_dequantize(dtype: str) -> Arguments:
+    return _fixed_format(1) | {
+        "payload": _fixed_coded(dtype, 1),
+        "output": _values(dtype, 2),
+        "scale": 1 / 3,
+        "nonfinite": _zeros(2),
+    }
+
+
 # --- dense ----------------------------------------------------------------------------
 
 
@@ -213,18 +337,30 @@ def _saturate(dtype: str) -> Arguments:
     return {"spans": _spans(), "data": values, "limit": 0.75}
 
 
-_BUILDERS: dict[str, Callable[[str], Arguments]] = {
-    "quantize": _quantize,
-    "dequantize": _dequantize,
-    "dequantize_add": _dequantize,
-    "requantize_sum": _requantize_sum,
-    "cast": _cast,
-    "uncast": _uncast,
-    "uncast_add": _uncast,
-    "recast_sum": _recast_sum,
-    "sum": _sum,
-    "absmax": _absmax,
-    "nonfinite_check": _flags,
-    "nonzero_check": _flags,
-    "saturate": _saturate,
+def _hadamard(dtype: str) -> Arguments:
+    values, output = _values(dtype, 1), _values(dtype, 2)
+    return {"spans": _spans(), "input": values, "output": output, "seed": 2**40 + 7}
+
+
+_BUILDERS: dict[str, Builder] = {
+    "quantize": _every_format(_quantize),
+    "dequantize": _every_format(_dequantize),
+    "dequantize_add": _every_format(_dequantize),
+    "requantize_sum": _every_format(_requantize_sum),
+    "cast": _only(_cast),
+    "uncast": _only(_uncast),
+    "uncast_add": _only(_uncast),
+    "recast_sum": _only(_recast_sum),
+    "block_exponents": _only(_block_exponents),
+    "max_exponents": _only(_max_exponents),
+    "fixed_quantize": _only(_fixed_quantize),
+    "fixed_sum": _only(_fixed_sum),
+    "fixed_dequantize": _only(_fixed_dequantize),
+    "fixed_dequantize_add": _only(_fixed_dequantize),
+    "sum": _only(_sum),
+    "absmax": _only(_absmax),
+    "nonfinite_check": _only(_flags),
+    "nonzero_check": _only(_flags),
+    "saturate": _only(_saturate),
+    "hadamard": _only(_hadamard),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from commkern.spans import SpanTable
+from commkern.wire.message import align
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,9 @@ class Operands:
     """What the kernels of one compression, reduction or decompression work on.
 
     ``payload`` and the dense buffers are whatever the caller can resolve: arrays when
-    called at once, slices of named buffers inside a plan.
+    called at once, slices of named buffers inside a plan. ``world_size`` is the number
+    of ranks whose payloads are reduced, 1 for a payload of its own. ``earlier`` is the
+    reduced payload of the stage before, where ``spans`` have the offset ``earlier``.
     """
 
     spans: SpanTable
@@ -47,6 +50,9 @@ class Operands:
     step: Any = 0
     who: int = 0
     residual: Any = None
+    world_size: int = 1
+    stage: int = 0
+    earlier: Any = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class Compressor:
     name: ClassVar[str]
     aggregation: ClassVar[Aggregation]
     fixed_size: ClassVar[bool] = True
+    #: Reductions that it needs one after another. The calls of a stage may read what
+    #: the stage before agreed on; the last one's result decodes together with it.
     stages: ClassVar[int] = 1
     #: String forms that tests and golden files go through besides the default.
     examples: ClassVar[tuple[str, ...]] = ()
@@ -115,6 +123,19 @@ class Compressor:
         """Exact bytes of the coded form of a span of ``length`` elements."""
         raise NotImplementedError
 
+    def stage_nbytes(self, stage: int, length: int, dtype: str) -> int:
+        """Exact bytes of the part of the coded form that one stage reduces."""
+        return self.body_nbytes(length, dtype)
+
+    def stage_begin(self, stage: int, length: int, dtype: str) -> int:
+        """Where a stage's part begins in the coded form of a span, which holds the
+        parts of all stages one behind the other, each aligned."""
+        begin = 0
+        for before in range(stage):
+            end = begin + self.stage_nbytes(before, length, dtype)
+            begin = align(end, self.alignment(dtype))
+        return begin
+
     def alignment(self, dtype: str) -> int:
         """Bytes that a span's coded form is aligned to inside a section."""
         raise NotImplementedError
@@ -123,16 +144,33 @@ class Compressor:
         """Elements that are never split between owners, segments or spans."""
         raise NotImplementedError
 
+    @property
+    def whole_shares(self) -> bool:
+        """Whether an owner's share of a parameter must stay one span, because what it
+        is coded to depends on all of it."""
+        return False
+
+    @property
+    def supports_feedback(self) -> bool:
+        """Whether what coding loses may be added to the next step's gradient."""
+        return True
+
     # --- composition of kernels ---------------------------------------------------
 
     def compress_calls(self, on: Operands, data: Any, payload: Any) -> list[KernelCall]:
-        """Dense ``data`` to ``payload``; updates ``on.residual`` where there is one."""
+        """Dense ``data`` to the stage's part of ``payload``.
+
+        The last stage updates ``on.residual`` where there is one; the others read it.
+        """
         raise NotImplementedError
 
     def reduce_calls(
         self, on: Operands, parts: Sequence[Any], payload: Any
     ) -> list[KernelCall]:
-        """The owner's step: sum the parts in rank order and code the sum."""
+        """The owner's step: sum the parts in rank order and code the sum.
+
+        A stage may reduce by something else, in any fixed order.
+        """
         raise NotImplementedError
 
     def decompress_calls(
@@ -144,14 +182,15 @@ class Compressor:
         scale: float = 1.0,
         nonfinite: Any = None,
         add: bool = False,
-        world_size: int = 1,
     ) -> list[KernelCall]:
         """``payload`` to dense ``output``, times ``scale``; ``add`` accumulates.
 
-        ``world_size`` is that of the ``reduce_calls`` which made the payload, 1 for a
-        payload that a single rank compressed.
+        ``on`` is that of the last stage; ``payload`` also holds the stage before.
         """
         raise NotImplementedError
+
+    def check_world_size(self, world_size: int) -> None:
+        """Raise ValueError where payloads of so many ranks cannot be reduced."""
 
     # --- traits that tests and docs use -------------------------------------------
 
@@ -159,17 +198,53 @@ class Compressor:
         """Whether the expectation of the decoded value is the value."""
         raise NotImplementedError
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
-        """Largest |x - decoded| of one element whose block has this absmax."""
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
+        """Largest |x - decoded| of one element whose block has this absmax.
+
+        ``largest`` is the absmax of the whole span (None: the same); it matters where
+        ``whole_shares`` holds.
+        """
         raise NotImplementedError
 
+    def bits_per_element(self, dtype: str) -> float:
+        """Bits on the wire of an element of a long parameter, scales included."""
+        raise NotImplementedError
+
+    def variance_bound(self, dtype: str) -> float | None:
+        """omega with E|C(x) - x|^2 <= omega |x|^2, for a coder that is unbiased.
+
+        None for a biased one, and where it grows with the length of the parameter.
+        Holds apart from underflow of scales and elements.
+        """
+        return None
+
+    def contraction(self, dtype: str) -> float | None:
+        """delta > 0 with |C(x) - x|^2 <= (1 - delta) |x|^2, block by block.
+
+        None for a random coder, and where there is no such number. Holds apart from
+        underflow of scales and elements.
+        """
+        return None
+
     def __str__(self) -> str:
-        """The string form, every field written out; ``ck.compressor`` reads it."""
+        """The string form; ``ck.compressor`` reads it.
+
+        Every field is written out but for those that came later, which are left out
+        where they hold their default: strings of earlier versions stay canonical.
+        """
         fields = ",".join(
             f"{f.name}={_field_text(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
+            if not (f.metadata.get("later") and getattr(self, f.name) == f.default)
         )
         return f"{self.name}:{fields}" if fields else self.name
+
+
+def later(default: Any) -> Any:
+    """A field that came later: strings hold it only where it is not ``default``."""
+    return dataclasses.field(default=default, metadata={"later": True})
 
 
 def _field_text(value: object) -> str:

@@ -52,7 +52,7 @@ class _ElementWise(Compressor):
     ) -> list[KernelCall]:
         fields = self._fields(on) | {"parts": list(parts), "payload": payload}
         fields["residual"] = on.residual
-        fields["wire_scale"] = self._wire_scale(on.dtype, len(parts))
+        fields["wire_scale"] = self._wire_scale(on.dtype, on.world_size)
         return [KernelCall("recast_sum", fields)]
 
     def decompress_calls(
@@ -64,19 +64,28 @@ class _ElementWise(Compressor):
         scale: float = 1.0,
         nonfinite: Any = None,
         add: bool = False,
-        world_size: int = 1,
     ) -> list[KernelCall]:
         fields = self._fields(on) | {"payload": payload, "output": output}
-        fields["scale"] = scale / self._wire_scale(on.dtype, world_size)
+        fields["scale"] = scale / self._wire_scale(on.dtype, on.world_size)
         fields["nonfinite"] = nonfinite
         return [KernelCall("uncast_add" if add else "uncast", fields)]
 
     def unbiased(self) -> bool:
         return False
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
         relative, smallest_normal = _ROUNDING[self.wire_dtype(dtype)]
         return relative * max(absmax, smallest_normal)
+
+    def bits_per_element(self, dtype: str) -> float:
+        return 8.0 * NBYTES[self.wire_dtype(dtype)]
+
+    def contraction(self, dtype: str) -> float | None:
+        """|x - C(x)| <= u |x| element by element, u half a unit in the last place."""
+        relative, _ = _ROUNDING[self.wire_dtype(dtype)]
+        return 1 - relative**2
 
     def _fields(self, on: Operands) -> dict[str, Any]:
         wire = self.wire_dtype(on.dtype)
@@ -106,8 +115,16 @@ class Identity(_ElementWise):
     def unbiased(self) -> bool:
         return True
 
-    def error_bound(self, absmax: float, dtype: str) -> float:
+    def error_bound(
+        self, absmax: float, dtype: str, largest: float | None = None
+    ) -> float:
         return 0.0
+
+    def variance_bound(self, dtype: str) -> float | None:
+        return 0.0
+
+    def contraction(self, dtype: str) -> float | None:
+        return 1.0
 
 
 @register

@@ -2,131 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from commkern.compressors.base import (
-    PURPOSE_ROUNDING,
-    Aggregation,
-    Compressor,
-    KernelCall,
-    Operands,
-    require,
-    stream,
+from commkern.compressors.base import later, require
+from commkern.compressors.block import (
+    SCALE_DTYPES,
+    BlockCoder,
+    blocks,
+    check_block_size,
+    check_choice,
+    check_int,
+    check_rounding,
+    scales_for,
 )
 from commkern.compressors.registry import register
-from commkern.wire.dtypes import compute_nbytes
-
-SUPPORTED_BITS = (4, 8)
-ROUNDINGS = ("nearest", "stochastic")
+from commkern.formats import Format
 
 
 @register
 @dataclass(frozen=True)
-class Quantize(Compressor):
-    """Symmetric block quantisation: a scale per block and ``bits`` bits an element.
+class Quantize(BlockCoder):
+    """Block quantisation: a scale per block and ``bits`` bits an element.
 
-    The scale is absmax / (2^(bits-1) - 1) of the block, in fp32 (fp64 for fp64 data).
-    ``csrc/kernels/quantize.h`` states the arithmetic to the bit.
+    Symmetric: codes are integers from -L to L, L = 2^(bits-1) - 1, and the scale is
+    absmax / L of the block. Otherwise they run from 0 to 2^bits - 1, between the
+    smallest and the largest value of the block, and the smallest travels too.
+
+    One bit has no symmetric code of that kind. It is the sign instead: to nearest with
+    the mean of the block's magnitudes as its scale (absmax would be a bad one), or
+    stochastic with the block's absmax, which is unbiased.
 
     Parameters
     ----------
-    bits : 4 or 8
-    block_size : a multiple of 8 from 16 to 8192
-        Elements that share a scale. Blocks start at each parameter.
+    bits : 1 to 8
+    block_size : a multiple of 8 from 16 to 8192, or None
+        Elements that share a scale. Blocks start at each parameter. None: one scale per
+        parameter (per owner's share of it, after the reduction).
     rounding : "nearest" (ties to even) or "stochastic"
-        Stochastic rounding takes 8 random bits an element; its bias is at most 1/512 of
-        a step.
+        Stochastic rounding takes 8 random bits an element and is unbiased but for 1/512
+        of a step; rounding to nearest is biased.
+    symmetric : bool
+    scale_dtype : "fp32" (fp64 for fp64 data), "fp16", "bf16" or "e8m0" (powers of two)
+        How scales travel; shorter ones are rounded up, so that nothing is cut off.
 
-    Source: QSGD (Alistarh et al., 2017) with max scaling and blocks.
+    Bits per element: ``bits`` + the scale's bits / block_size (twice that with an
+    offset). Source: QSGD (Alistarh et al., 2017) with max scaling and blocks; with an
+    offset Jacob et al. (2018).
     """
 
     name: ClassVar[str] = "quantize"
-    aggregation: ClassVar[Aggregation] = "hop"
     examples: ClassVar[tuple[str, ...]] = (
         "quantize:bits=4",
         "quantize:bits=8,rounding=stochastic",
         "quantize:bits=4,block_size=16,rounding=stochastic",
+        "quantize:bits=1",
+        "quantize:bits=3,scale_dtype=fp16",
+        "quantize:bits=5,block_size=None,rounding=stochastic",
+        "quantize:bits=4,symmetric=False,scale_dtype=bf16",
     )
 
     bits: int = 8
-    block_size: int = 128
+    block_size: int | None = 128
     rounding: str = "nearest"
+    symmetric: bool = later(True)
+    scale_dtype: str = later("fp32")
 
     def __post_init__(self) -> None:
-        for field, value in (("bits", self.bits), ("block_size", self.block_size)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"quantize: {field} must be an int, got {value!r}")
+        check_int(self.name, "bits", self.bits, 1, 8)
+        check_block_size(self.name, self.block_size, optional=True)
+        check_rounding(self.name, self.rounding)
+        if not isinstance(self.symmetric, bool):
+            raise TypeError(
+                f"{self.name}: symmetric must be a bool, got {self.symmetric!r}"
+            )
+        check_choice(self.name, "scale_dtype", self.scale_dtype, tuple(SCALE_DTYPES))
         require(
-            self.bits in SUPPORTED_BITS,
-            f"quantize: bits must be one of {SUPPORTED_BITS}, got {self.bits}",
+            self.scale_dtype != "e8m0" or (self.symmetric and self.bits > 1),
+            f"{self.name}: scale_dtype must be fp32, fp16 or bf16 with bits=1 or "
+            f"symmetric=False, got {self.scale_dtype!r}",
         )
-        require(
-            16 <= self.block_size <= 8192 and self.block_size % 8 == 0,
-            "quantize: block_size must be a multiple of 8 from 16 to 8192, "
-            f"got {self.block_size}",
+        scales_for(self.name, self.block_size, self.scale_dtype)
+
+    def code_rounding(self) -> str:
+        return self.rounding
+
+    def block_format(self) -> Format:
+        code, statistic = "symmetric", "absmax"
+        if not self.symmetric:
+            code, statistic = "asymmetric", "range"
+        elif self.bits == 1:
+            code = "sign"
+            statistic = "mean" if self.rounding == "nearest" else "absmax"
+        return Format(
+            code=code,
+            bits=self.bits,
+            block_size=blocks(self.block_size),
+            scales=scales_for(self.name, self.block_size, self.scale_dtype),
+            statistic=statistic,
         )
-        require(
-            self.rounding in ROUNDINGS,
-            f"quantize: rounding must be one of {ROUNDINGS}, got {self.rounding!r}",
-        )
-
-    def body_nbytes(self, length: int, dtype: str) -> int:
-        blocks = -(-length // self.block_size)
-        return blocks * compute_nbytes(dtype) + -(-length * self.bits // 8)
-
-    def alignment(self, dtype: str) -> int:
-        return compute_nbytes(dtype)
-
-    def granule(self, dtype: str) -> int:
-        return self.block_size
-
-    def compress_calls(self, on: Operands, data: Any, payload: Any) -> list[KernelCall]:
-        fields = self._coding(on, on.who) | {"input": data, "payload": payload}
-        return [KernelCall("quantize", fields)]
-
-    def reduce_calls(
-        self, on: Operands, parts: Sequence[Any], payload: Any
-    ) -> list[KernelCall]:
-        fields = self._coding(on, on.who) | {"parts": list(parts), "payload": payload}
-        return [KernelCall("requantize_sum", fields)]
-
-    def decompress_calls(
-        self,
-        on: Operands,
-        payload: Any,
-        output: Any,
-        *,
-        scale: float = 1.0,
-        nonfinite: Any = None,
-        add: bool = False,
-        world_size: int = 1,
-    ) -> list[KernelCall]:
-        fields = self._format(on) | {"payload": payload, "output": output}
-        fields |= {"scale": scale, "nonfinite": nonfinite}
-        return [KernelCall("dequantize_add" if add else "dequantize", fields)]
-
-    def unbiased(self) -> bool:
-        return self.rounding == "stochastic"
-
-    def error_bound(self, absmax: float, dtype: str) -> float:
-        step = absmax / float(2 ** (self.bits - 1) - 1)
-        return step if self.rounding == "stochastic" else step / 2
-
-    def _format(self, on: Operands) -> dict[str, Any]:
-        return {
-            "spans": on.spans,
-            "dtype": on.dtype,
-            "bits": self.bits,
-            "block_size": self.block_size,
-        }
-
-    def _coding(self, on: Operands, who: int) -> dict[str, Any]:
-        return self._format(on) | {
-            "residual": on.residual,
-            "rounding": self.rounding,
-            "seed": on.seed,
-            "step": on.step,
-            "stream": stream(PURPOSE_ROUNDING, 0, who),
-        }

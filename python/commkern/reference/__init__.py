@@ -10,6 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from commkern.reference.cast import cast, recast_sum, uncast, uncast_add
+from commkern.reference.fixed_point import (
+    block_exponents,
+    fixed_dequantize,
+    fixed_dequantize_add,
+    fixed_quantize,
+    fixed_sum,
+    max_exponents,
+)
+from commkern.reference.hadamard import hadamard
 from commkern.reference.layout import Kernel
 from commkern.reference.quantize import (
     dequantize,
@@ -35,20 +44,34 @@ KERNELS = [
     "uncast",
     "uncast_add",
     "recast_sum",
+    "block_exponents",
+    "max_exponents",
+    "fixed_quantize",
+    "fixed_sum",
+    "fixed_dequantize",
+    "fixed_dequantize_add",
     "sum",
     "absmax",
     "nonfinite_check",
     "nonzero_check",
     "saturate",
+    "hadamard",
 ]
 
 __all__ = [
     "KERNELS",
     "absmax",
+    "block_exponents",
     "cast",
     "dequantize",
     "dequantize_add",
+    "fixed_dequantize",
+    "fixed_dequantize_add",
+    "fixed_quantize",
+    "fixed_sum",
+    "hadamard",
     "kernel_signatures",
+    "max_exponents",
     "nonfinite_check",
     "nonzero_check",
     "quantize",

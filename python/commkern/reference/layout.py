@@ -15,7 +15,7 @@ from typing import Any, Generic, ParamSpec
 import numpy as np
 
 from commkern.arrays import Bytes, as_bytes
-from commkern.reference.bitpack import packed_nbytes
+from commkern.formats import ROUNDINGS
 from commkern.reference.numerics import (
     FORMATS,
     Bits,
@@ -28,8 +28,6 @@ from commkern.reference.numerics import (
 from commkern.spans import SPAN, SpanTable
 
 P = ParamSpec("P")
-_ROUNDINGS = ("nearest", "stochastic")
-SUPPORTED_BITS = (4, 8)
 
 
 class Kernel(Generic[P]):
@@ -78,8 +76,8 @@ def format_of(name: str, field: str = "dtype") -> Format:
 def is_stochastic(rounding: str) -> bool:
     if not isinstance(rounding, str):
         raise TypeError(f"rounding must be a string, got {type(rounding).__name__}")
-    if rounding not in _ROUNDINGS:
-        raise ValueError(f"rounding must be one of {_ROUNDINGS}, got {rounding!r}")
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding must be one of {ROUNDINGS}, got {rounding!r}")
     return rounding == "stochastic"
 
 
@@ -89,21 +87,6 @@ def check_word(name: str, value: int, bits: int) -> int:
     if not 0 <= number < 1 << bits:
         raise ValueError(f"{name} must be in 0..{(1 << bits) - 1}, got {number}")
     return number
-
-
-def check_blocks(bits: int, block_size: int) -> None:
-    if bits not in SUPPORTED_BITS:
-        raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if block_size % 8 or not 16 <= block_size <= 8192:
-        raise ValueError(
-            f"block_size must be a multiple of 8 in 16..8192, got {block_size}"
-        )
-
-
-def quantize_body_nbytes(length: int, bits: int, block_size: int, dtype: str) -> int:
-    """Bytes of one span's scales and codes (quantize.h)."""
-    blocks = -(-length // block_size)
-    return blocks * format_of(dtype).compute.itemsize + packed_nbytes(length, bits)
 
 
 def cast_body_nbytes(length: int, wire_dtype: str) -> int:
@@ -136,7 +119,7 @@ def span_rows(spans: SpanTable) -> list[Any]:
             f"spans must be a 1-d array of commkern.spans.SPAN, got {_describe(spans)}"
         )
     for index, row in enumerate(spans):
-        for field in ("offset", "length", "begin", "body", "residual"):
+        for field in ("offset", "length", "begin", "body", "earlier", "residual"):
             if row[field] < 0:
                 raise ValueError(
                     f"span {index}: {field} must be >= 0, got {row[field]}"
@@ -150,11 +133,11 @@ def _describe(value: object) -> str:
     return type(value).__name__
 
 
-def check_begins(rows: list[Any], block_size: int) -> None:
+def check_begins(rows: list[Any], unit: int, field: str = "block_size") -> None:
     for index, row in enumerate(rows):
-        if row["begin"] % block_size:
+        if row["begin"] % unit:
             raise ValueError(
-                f"span {index}: begin must be a multiple of block_size {block_size}, "
+                f"span {index}: begin must be a multiple of {field} {unit}, "
                 f"got {row['begin']}"
             )
 

@@ -112,19 +112,6 @@ def largest_magnitude(values: Floats, axis: int | None = None) -> Floats:
     return bits.view(values.dtype)
 
 
-def block_scale(absmax: Floats, largest_code: int) -> Floats:
-    """absmax / L, one step smaller where L * scale would overflow.
-
-    Not finite where ``absmax`` is not; the caller replaces those.
-    """
-    unsigned = np.uint64 if absmax.dtype == _F64 else np.uint32
-    top = absmax.dtype.type(largest_code)
-    scale = absmax / top
-    overflows = np.isfinite(scale) & np.isinf(scale * top)
-    stepped: Floats = scale.view(unsigned) - overflows.astype(unsigned)
-    return stepped.view(absmax.dtype)
-
-
 def lift_and_reciprocal(scale: Floats) -> tuple[Floats, Floats]:
     """(lift, 1 / (scale * lift)): lift is 2^100 where scale < 2^-100, else 1.
 
