@@ -16,6 +16,9 @@ import torch
 from tests.kernels.harness import Copies, assert_same, encode, filler
 from tests.kernels.test_cast import cast_case, uncast_case
 from tests.kernels.test_cast import sum_case as recast_case
+from tests.kernels.test_fixed_point import decode_case as fixed_decode_case
+from tests.kernels.test_fixed_point import exponents_case, fixed_case, max_case
+from tests.kernels.test_fixed_point import sum_case as fixed_sum_case
 from tests.kernels.test_quantize import decode_case, quantize_case
 from tests.kernels.test_quantize import sum_case as requantize_case
 from tests.kernels.test_reduce import spans_of, sum_case
@@ -46,6 +49,15 @@ def all_cases(lengths: list[int], magnitude: float = 1.0) -> dict[str, dict[str,
     uncasting = uncast_case(casting, cast_parts["parts"][0])
     for case in (decoding, uncasting):
         case["output"] = scaled[: len(case["output"])].copy()
+    fixed = fixed_case("float32", 8, 32, lengths, "two versions")
+    fixed["input"] = scaled[: len(fixed["input"])]
+    for version in fixed["residual"]:
+        version *= np.float32(magnitude)
+    reference.block_exponents(**exponents_case(fixed))  # into the case
+    fixed_coded = {**fixed, "payload": fixed["payload"].copy()}
+    reference.fixed_quantize(**fixed_coded | {"residual": None})
+    fixed_decoding = fixed_decode_case(fixed, fixed_coded["payload"])
+    fixed_decoding["output"] = scaled[: len(fixed_decoding["output"])].copy()
     spans, _ = spans_of(lengths)
     dense = {"spans": spans, "dtype": "float32"}
     flags = np.zeros(len(lengths), np.uint8)
@@ -59,6 +71,12 @@ def all_cases(lengths: list[int], magnitude: float = 1.0) -> dict[str, dict[str,
         "uncast": uncasting,
         "uncast_add": uncasting,
         "recast_sum": cast_parts,
+        "block_exponents": exponents_case(fixed),
+        "max_exponents": max_case(fixed, 3),
+        "fixed_quantize": fixed,
+        "fixed_sum": fixed_sum_case(fixed, 3),
+        "fixed_dequantize": fixed_decoding,
+        "fixed_dequantize_add": fixed_decoding,
         "sum": summing | {"parts": parts, "scale": 1 / 3},
         "absmax": dense
         | {"input": parts[0], "output": filler(len(lengths), np.float32)},
