@@ -91,7 +91,7 @@ MUTANTS = [
         "codes end at their first byte",
         "if (bit % 8 + Code::kBits > 8)",
         "if (false)",
-        QUANTIZE,
+        FORMATS,
     ),
     Mutant(
         "Inf is no NaN block",
