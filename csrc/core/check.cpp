@@ -37,7 +37,7 @@ void check_block_size(int32_t block_size) {
 }
 
 void check_rotation(int32_t rotation) {
-  if (rotation < 32 || rotation > 4096 || (rotation & (rotation - 1)) != 0) {
+  if (!is_rotation(rotation)) {
     fail("rotation: expected a power of two in 32 ... 4096, got ", rotation);
   }
 }

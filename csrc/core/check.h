@@ -24,7 +24,11 @@ template <class... Parts>
 void check_dtype(const char* name, DType dtype);
 void check_rounding(Rounding rounding);
 void check_block_size(int32_t block_size);  // multiple of 8 in 16 ... 8192
-void check_rotation(int32_t rotation);      // power of two in 32 ... 4096
+// A size of transform: a power of two in 32 ... 4096.
+constexpr bool is_rotation(int32_t size) {
+  return size >= 32 && size <= 4096 && (size & (size - 1)) == 0;
+}
+void check_rotation(int32_t rotation);
 
 // The rows' own fields: none negative, lengths that a buffer could hold.
 void check_spans(const SpanTable& spans);

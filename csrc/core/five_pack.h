@@ -8,21 +8,9 @@ namespace commkern {
 
 COMMKERN_HD int64_t five_packed_nbytes(int64_t count) { return (count + 4) / 5; }
 
-COMMKERN_HD uint32_t ternary_digit(int8_t code) { return code < 0 ? 2u : code; }
 // Digit 3, of a byte past 242, is no code: 0.
 COMMKERN_HD int8_t ternary_code(uint32_t digit) {
   return static_cast<int8_t>(digit == 2 ? -1 : (digit == 1 ? 1 : 0));
-}
-
-// Byte j of a block of `count` codes.
-COMMKERN_HD uint8_t five_packed_byte(const int8_t* codes, int64_t count, int64_t j) {
-  const int64_t width = five_packed_nbytes(count);
-  uint32_t byte = 0;
-  for (int plane = 4; plane >= 0; --plane) {
-    const int64_t i = j + plane * width;
-    byte = byte * 3 + (i < count ? ternary_digit(codes[i]) : 0);
-  }
-  return static_cast<uint8_t>(byte);
 }
 
 // The code of plane 0 ... 4 in a byte, the planes being the digits.

@@ -101,8 +101,7 @@ void check_sign(const Format& f, Rounding rounding) {
 
 void check_rotation(const Format& f) {
   if (f.rotation == 0) return;
-  const bool power = f.rotation > 0 && (f.rotation & (f.rotation - 1)) == 0;
-  if (!power || f.rotation < 32 || f.rotation > 4096) {
+  if (!is_rotation(f.rotation)) {
     fail("rotation: expected 0 or a power of two in 32 ... 4096, got ", f.rotation);
   }
   if (f.rotation % f.block_size != 0 && f.block_size % f.rotation != 0) {

@@ -4,13 +4,7 @@ COMMKERN_BEGIN_ISA
 
 template <class C>
 Coder<C> asymmetric_coder(const Format& format, Rounding rounding) {
-  Coder<C> coder;
-  with_bits<1, 8>(format.bits, [&](auto bits) {
-    using Code = Asymmetric<bits.value>;
-    coder = rounding == Rounding::kStochastic ? kCoder<C, Code, true>
-                                              : kCoder<C, Code, false>;
-  });
-  return coder;
+  return coder_of_width<C, Asymmetric, 1, 8>(format.bits, rounding);
 }
 
 template Coder<float> asymmetric_coder<float>(const Format&, Rounding);

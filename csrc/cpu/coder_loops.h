@@ -344,4 +344,16 @@ constexpr Coder<C> make_coder() {
 template <class C, class Code, bool kStochastic>
 constexpr Coder<C> kCoder = make_coder<C, Code, kStochastic>();
 
+// Of a code that comes in widths, rounded either way.
+template <class C, template <int> class Code, int kLeast, int kMost>
+COMMKERN_INLINE Coder<C> coder_of_width(int32_t bits, Rounding rounding) {
+  const bool stochastic = rounding == Rounding::kStochastic;
+  Coder<C> coder;
+  with_bits<kLeast, kMost>(bits, [&](auto width) {
+    using Width = Code<width.value>;
+    coder = stochastic ? kCoder<C, Width, true> : kCoder<C, Width, false>;
+  });
+  return coder;
+}
+
 COMMKERN_END_ISA

@@ -4,13 +4,7 @@ COMMKERN_BEGIN_ISA
 
 template <class C>
 Coder<C> symmetric_coder(const Format& format, Rounding rounding) {
-  Coder<C> coder;
-  with_bits<2, 8>(format.bits, [&](auto bits) {
-    using Code = Symmetric<bits.value>;
-    coder = rounding == Rounding::kStochastic ? kCoder<C, Code, true>
-                                              : kCoder<C, Code, false>;
-  });
-  return coder;
+  return coder_of_width<C, Symmetric, 2, 8>(format.bits, rounding);
 }
 
 template Coder<float> symmetric_coder<float>(const Format&, Rounding);
