@@ -33,10 +33,11 @@
 //   e4m3      e4m3 of wanted / head to nearest, head = largest finite |a| / (448 L),
 //             at least the smallest number
 //   span      wanted of the whole span, in the head; with a constant, 0 for zeros only
-// No stored scale is infinite: the largest finite one stands in its place; for compute
-// and bfloat16 also the next smaller one where L * s overflows. Offsets in 16 bits are
-// rounded down. A block (for span: a span) that holds NaN or Inf gets scale NaN, offset
-// 0 and codes 0. Where s is 0 all codes are 0.
+// Where L * s would overflow, s is the largest scale of its type for which it does not
+// (e4m3: the next smaller head; range: the next smaller scale where L * s + offset,
+// doubled for a halved block, would). Offsets in 16 bits are rounded down. A block (for
+// span: a span) that holds NaN or Inf gets scale NaN, offset 0 and codes 0. Where s is
+// 0 all codes are 0.
 #pragma once
 
 #include "core/minifloat.h"

@@ -13,7 +13,7 @@
 //   asymmetric   the same, clamped to [0, L]
 //   sign         1 where a < 0; stochastic 1 where p + (2 u - 1) < 0
 //   ternary      floor(p + u), clamped to [-1, 1]
-//   threshold    1 where p >= 1, -1 where p <= -1, else 0
+//   threshold    1 where a >= s, -1 where a <= -s, else 0 (p rounds)
 //   natural      |p|, at most 1, to one of the two powers of two around it: the byte is
 //                added to its first eight bits of mantissa, half a unit behind them,
 //                and a carry raises the exponent; below the least power of two, that
