@@ -12,6 +12,7 @@ from commkern.cli import demo_report
 from commkern.cli.console import CliError, integer, load, positive_number, writable
 
 DEFAULT_COMPRESSORS = ["none", "cast:dtype=bf16", "quantize:bits=8", "quantize:bits=4"]
+LEARNING_RATES = {"adamw": 2e-3, "sgd": 0.3}
 _GROUP_TIMEOUT_S = 120.0
 _PLAIN_LINES = 6
 
@@ -40,8 +41,11 @@ def add_parser(commands: Any) -> None:
     add("--text", metavar="PATH",
         help="a file or a directory of UTF-8 text (default: Python's own standard "
         "library)")  # fmt: skip
-    add("--lr", type=positive_number, default=2e-3, metavar="X",
-        help="learning rate of AdamW (default: %(default)s)")  # fmt: skip
+    add("--optimizer", choices=list(LEARNING_RATES), default="adamw",
+        help="adamw, or sgd with momentum 0.9 (default: %(default)s)")  # fmt: skip
+    add("--lr", type=positive_number, metavar="X",
+        help="learning rate (default: the optimizer's, "
+        f"{LEARNING_RATES})")  # fmt: skip
     add("--feedback", default="error", metavar="F",
         help="error feedback of the hook: error, none, or a string form "
         "(default: %(default)s)")  # fmt: skip
@@ -91,7 +95,8 @@ def _settings(arguments: argparse.Namespace) -> list[Any]:
             compressor=name,
             steps=arguments.steps,
             batch_size=arguments.batch_size,
-            learning_rate=arguments.lr,
+            optimizer=arguments.optimizer,
+            learning_rate=arguments.lr or LEARNING_RATES[arguments.optimizer],
             seed=arguments.seed,
             feedback=feedback,
         )

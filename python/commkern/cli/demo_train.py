@@ -32,6 +32,7 @@ class Settings:
     compressor: str
     steps: int
     batch_size: int
+    optimizer: str
     learning_rate: float
     seed: int
     feedback: str | None
@@ -103,9 +104,7 @@ def _register(ddp: DistributedDataParallel, settings: Settings) -> Any:
 def _steps(
     rank: int, ddp: DistributedDataParallel, settings: Settings, tokens: Tokens
 ) -> tuple[list[float], list[float]]:
-    optimizer = torch.optim.AdamW(
-        ddp.parameters(), lr=settings.learning_rate, fused=True
-    )
+    optimizer = _optimizer(ddp, settings)
     warm_up = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / _WARM_UP_STEPS)
     )
@@ -126,6 +125,13 @@ def _steps(
             send_message((step + 1, losses[-1], 1e3 * times[-1]))
             message_at = now + _MESSAGE_EVERY_S
     return losses, times
+
+
+def _optimizer(ddp: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    parameters, rate = ddp.parameters(), settings.learning_rate
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=0.9, fused=True)
+    return torch.optim.AdamW(parameters, lr=rate, fused=True)
 
 
 def _batch(tokens: Tokens, settings: Settings, step: int, rank: int) -> Tensor:
