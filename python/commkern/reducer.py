@@ -15,10 +15,12 @@ from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
 from commkern.inputs import real_view
 from commkern.layout import Member
+from commkern.ledger import Ledger
 from commkern.plan import Plan
 from commkern.policy import Policy
 from commkern.residuals import ResidualStore
 from commkern.stats import StepStats
+from commkern.units import Reading, Units
 
 _PLANS_KEPT = 256
 
@@ -38,18 +40,19 @@ class Reducer:
         residuals: ResidualStore,
         *,
         feedback: bool,
-        grad_scaler: Any,
+        units: Units,
+        ledger: Ledger | None,
     ) -> None:
         self.worker = worker
         self.residuals = residuals
+        self.ledger = ledger
+        self.units = units
         self.stats = StepStats()
         self.step = 0
-        self.loss_scale: float | None = None
         self._settings = settings
         self._policy = policy
         self._names = names
         self._feedback = feedback
-        self._grad_scaler = grad_scaler
         self._plans: dict[Any, Plan] = {}
         self.begin_step()
 
@@ -57,12 +60,30 @@ class Reducer:
         """Forget what the buckets of an unfinished step told."""
         self._touched: set[int] = set()
         self._finite = True
+        if self.ledger is not None:
+            self.ledger.forget_step()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
         self.worker = worker
         self._plans.clear()
         self.begin_step()
+
+    @property
+    def stores(self) -> dict[str, ResidualStore]:
+        """All that is kept for each parameter, by its key in a state_dict."""
+        stores = {"residuals": self.residuals}
+        return stores | (self.ledger.stores() if self.ledger is not None else {})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the stores take."""
+        return sum(store.nbytes for store in self.stores.values())
+
+    @property
+    def seed(self) -> int:
+        """Of the random draws."""
+        return self._settings.seed
 
     # --- a bucket -----------------------------------------------------------------
 
@@ -72,10 +93,10 @@ class Reducer:
         parameters = bucket.parameters()
         sizes = [gradient.numel() for gradient in bucket.gradients()]
         last, step = bucket.is_last(), self.step
-        scale = self._grad_scaler.get_scale() if self._grad_scaler else None
+        units = self.units.read() if bucket.index() == 0 else None
 
         def job() -> torch.Tensor:
-            self._run(parameters, sizes, buffer, step, scale, last)
+            self._run(parameters, sizes, buffer, step, units, last)
             return buffer
 
         return _deliver(self.worker.submit(job), buffer)
@@ -86,13 +107,16 @@ class Reducer:
         sizes: list[int],
         buffer: torch.Tensor,
         step: int,
-        scale: float | None,
+        units: Reading | None,
         last: bool,
     ) -> None:
         """Reduce one bucket and, after the last one, close the step."""
         started = time.perf_counter_ns()
-        self._follow_loss_scale(scale)
-        plan = self._plan(parameters, sizes, real_view(buffer), step)
+        if units is not None:
+            self._open_step(units)
+        data = real_view(buffer)
+        plan = self._plan(parameters, sizes, data, step)
+        given = None if self.ledger is None else self._counted(data)
         outcome = self.worker.run(
             plan,
             buffer,
@@ -100,17 +124,26 @@ class Reducer:
             step=step,
             residuals=self.residuals,
         )
+        if self.ledger is not None and given is not None:
+            self.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
         self.stats.add(plan, outcome, time.perf_counter_ns() - started)
         if last:
             self._close_step(step)
 
-    def _follow_loss_scale(self, scale: float | None) -> None:
-        if scale is None or scale == self.loss_scale:
-            return
-        if self.loss_scale is not None:
-            self.residuals.scale(scale / self.loss_scale)
-        self.loss_scale = scale
+    def _counted(self, data: torch.Tensor) -> torch.Tensor:
+        """A copy of a bucket as the ledger counts it."""
+        if self._settings.nonfinite != "saturate":
+            return data.clone()
+        limit = torch.finfo(data.dtype).max / (2 * self.worker.world_size)
+        return data.nan_to_num(0.0, limit, -limit)
+
+    def _open_step(self, units: Reading) -> None:
+        self.residuals.keep()
+        gradients, residuals = self.units.follow(units)
+        if gradients * residuals != 1.0:
+            for store in self.stores.values():
+                store.scale(gradients * residuals)
 
     # --- a step -------------------------------------------------------------------
 
@@ -127,6 +160,8 @@ class Reducer:
         finite = self._finite
         if finite:
             self.residuals.commit(sorted(self._touched))
+        if self.ledger is not None:
+            self._count(self.ledger, finite=finite)
         self.stats.close(step, committed=finite)
         self.step = step + 1
         self.begin_step()
@@ -134,6 +169,12 @@ class Reducer:
             raise NonFiniteError(
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
             )
+
+    def _count(self, ledger: Ledger, *, finite: bool) -> None:
+        if finite:
+            ledger.commit()
+        elif not self.residuals.rollback:  # the step's contribution is lost
+            ledger.restart(self.residuals)
 
     # --- layout -------------------------------------------------------------------
 
@@ -176,16 +217,17 @@ class Reducer:
             ) from None
 
     def reserve(self, parameters: list[torch.Tensor]) -> None:
-        """Residuals for the parameters that have none yet and need one."""
-        if not self._feedback:
-            return
-        sizes = {}
-        for parameter in parameters:
-            name = self.name(parameter)
-            if name not in self.residuals and not self._policy.is_exempt(name):
-                sizes[name] = parameter.numel() * (1 + parameter.is_complex())
-        if sizes:
-            self.residuals.extend(sizes)
+        """Room for the parameters that have none yet and need some."""
+        sizes = {self.name(p): p.numel() * (1 + p.is_complex()) for p in parameters}
+        if self.ledger is not None:
+            self.ledger.reserve(sizes)
+        new = {
+            name: size
+            for name, size in sizes.items()
+            if name not in self.residuals and not self._policy.is_exempt(name)
+        }
+        if new and self._feedback:
+            self.residuals.extend(new)
 
 
 def _deliver(
