@@ -118,7 +118,9 @@ def load_state_dict(
     reducer = state.reducer
     _check_header(saved)
     values: dict[str, dict[str, torch.Tensor]] = {}
-    if not reset:
+    if reset:
+        _warn_of_reset(saved)
+    else:
         _check_place(reducer.worker, saved)
         _check_settings(state, saved, strict=strict)
         for key, store in reducer.stores.items():
@@ -132,13 +134,15 @@ def load_state_dict(
         store.replace(values.get(key, {}))
     if reducer.ledger is not None and "ledger_given" not in values:
         reducer.ledger.restart(reducer.residuals)
-    if reset:
-        _warn_of_reset(saved)
 
 
 def _warn_of_reset(saved: Mapping[str, Any]) -> None:
     named = {k: list(v) for k, v in saved.items() if isinstance(v, dict) and v}
-    dropped = "; ".join(f"{key} of {names}" for key, names in named.items())
+    dropped = "; ".join(
+        f"{key} of {len(names)} parameters ({', '.join(map(str, names[:3]))}"
+        f"{', ...' if len(names) > 3 else ''})"
+        for key, names in named.items()
+    )
     warnings.warn(
         f"reset=True: going on at step {saved['step']} with zero residuals; dropped "
         f"from the saved state: {dropped or 'nothing'}",

@@ -178,8 +178,8 @@ def test_reset_keeps_the_step_and_warns_once(ranks):
         assert worst < 1e-5
         assert len(texts) == 1
         assert "step 3 with zero residuals" in texts[0]
-        assert "residuals of ['layers.1.weight'" in texts[0]
-        assert "old.weight" in texts[0]
+        assert "residuals of 4 parameters (layers.1.weight, layers.2.w" in texts[0]
+        assert "ledger_given of 8 parameters" in texts[0]
         assert here == [True]
 
 

@@ -96,7 +96,10 @@ class TwoHeads(nn.Module):
 def unused_and_joined(rank, world_size):
     torch.manual_seed(0)
     ddp = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
-    state = ck.register(ddp, "quantize:bits=4", ledger=True)
+    rates = [0.1, 0.3, 0.2, 0.4]
+    state = ck.register(
+        ddp, "quantize:bits=4", ledger=True, learning_rate=lambda: rates[state.step]
+    )
     used = [(True, True), (False, False), (True, False), (False, True)]
     with ddp.join():
         for step in range(3 + rank):
