@@ -16,19 +16,23 @@ _P = ParamSpec("_P")
 _S = TypeVar("_S")
 # What lives in one process and is given anew to a copy.
 _FOLLOWED = ("grad_scaler", "learning_rate")
-_LIVE = ("self", "process_group", "module", *_FOLLOWED)
+_PLACE = ("self", "process_group", "module")
 
 
 def remember_arguments(
     init: Callable[Concatenate[_S, _P], None],
 ) -> Callable[Concatenate[_S, _P], None]:
-    """Decorator of ``__init__``: keeps its arguments as ``self._arguments``."""
+    """Decorator of ``__init__``: keeps its arguments as ``self._arguments``.
+
+    Not the module, which holds the state by its hook and would never be freed.
+    """
     signature = inspect.signature(init)
 
     def remembering(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         init(self, *args, **kwargs)
-        bound = signature.bind(self, *args, **kwargs)
-        vars(self)["_arguments"] = dict(bound.arguments)
+        bound = signature.bind(self, *args, **kwargs).arguments
+        kept = {key: value for key, value in bound.items() if key not in _PLACE}
+        vars(self)["_arguments"] = kept
 
     functools.update_wrapper(remembering, init)
     return remembering
@@ -38,7 +42,7 @@ def pack(state: CompressionState) -> dict[str, Any]:
     """The settings and what `CompressionState.state_dict` holds."""
     given = vars(state)["_arguments"]
     return {
-        "settings": {k: v for k, v in given.items() if k not in _LIVE},
+        "settings": {k: v for k, v in given.items() if k not in _FOLLOWED},
         "follows": [key for key in _FOLLOWED if given.get(key) is not None],
         "saved": state.state_dict(),
     }
@@ -60,10 +64,9 @@ def bind(
 ) -> None:
     """What `CompressionState.bind` does; nothing changes if it raises."""
     before = dict(vars(state))
-    given = before["_arguments"]
-    arguments = {key: value for key, value in given.items() if key not in _LIVE}
+    arguments = dict(before["_arguments"])
     for key in _FOLLOWED:
-        value = followed[key] if followed[key] is not None else given.get(key)
+        value = followed[key] if followed[key] is not None else arguments.get(key)
         if value is ...:
             raise ValueError(
                 f"the state that was copied followed a {key}, which a copy does not "
@@ -78,3 +81,4 @@ def bind(
         vars(state).clear()
         vars(state).update(before)
         raise
+    vars(state).pop("_saved", None)

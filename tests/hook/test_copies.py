@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -131,6 +133,21 @@ def followed(rank, world_size):
 
 def test_what_a_state_follows_is_given_anew(ranks):
     assert ranks.run(2, followed) == [(0.1, 2)] * 2
+
+
+def freed(rank, world_size):
+    """Nothing that a state keeps for its copies keeps the module alive."""
+    ddp = make()
+    ck.register(ddp, SPEC)
+    train(ddp, rank, range(2))
+    module = weakref.ref(ddp)
+    del ddp
+    gc.collect()
+    return module() is None
+
+
+def test_a_state_does_not_hold_its_module(ranks):
+    assert ranks.run(1, freed) == [True]
 
 
 def module_copies(rank, world_size, how):
