@@ -341,7 +341,7 @@ class _Composer:
         bodies = [own if r == self.rank else body(p) for r, p in enumerate(parts)]
         spans = span_table([row | {"body": 0}])
         operands = self._operands(group, stage, spans, WHO_REDUCED)
-        return group.compressor.reduce_calls(operands, bodies, body(result))
+        return [*group.compressor.reduce_calls(operands, bodies, body(result))]
 
     def _decompress(
         self, stage: int, segment: int, owners: Sequence[int]
