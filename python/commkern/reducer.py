@@ -13,7 +13,7 @@ from commkern.compose import Settings
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
-from commkern.inputs import real_view
+from commkern.inputs import real_numel, real_view
 from commkern.layout import Member
 from commkern.plan import Plan
 from commkern.policy import Policy
@@ -70,7 +70,7 @@ class Reducer:
         """Hand a bucket to the group's worker."""
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
-        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        sizes = _sizes(parameters, buffer)
         last, step = bucket.is_last(), self.step
         scale = self._grad_scaler.get_scale() if self._grad_scaler else None
 
@@ -183,9 +183,24 @@ class Reducer:
         for parameter in parameters:
             name = self.name(parameter)
             if name not in self.residuals and not self._policy.is_exempt(name):
-                sizes[name] = parameter.numel() * (1 + parameter.is_complex())
+                sizes[name] = real_numel(parameter)
         if sizes:
             self.residuals.extend(sizes)
+
+
+def _sizes(parameters: list[torch.Tensor], buffer: torch.Tensor) -> list[int]:
+    """Elements of each parameter in a bucket, in reals.
+
+    Not those of ``bucket.gradients()``, which counts a complex element as one.
+    """
+    sizes = [real_numel(parameter) for parameter in parameters]
+    if sum(sizes) != real_numel(buffer):
+        raise TypeError(
+            f"the parameters of this bucket hold {sum(sizes)} real numbers, DDP's "
+            f"buffer {real_numel(buffer)} of dtype {buffer.dtype}: this version of "
+            "torch cannot reduce complex parameters"
+        )
+    return sizes
 
 
 def _deliver(
