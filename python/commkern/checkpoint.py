@@ -73,7 +73,7 @@ def load_state_dict(
         _same("feedback", str(state.feedback), saved["feedback"])
     _check_residuals(state, saved["residuals"], strict=strict)
     state.step = saved["step"]
-    state.reducer.loss_scale = saved["loss_scale"]
+    state.reducer.loss_scale = saved["loss_scale"] or 1.0
     for name in state.residuals.names():
         held = saved["residuals"].get(name)
         view = state.residuals[name]

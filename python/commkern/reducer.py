@@ -44,7 +44,7 @@ class Reducer:
         self.residuals = residuals
         self.stats = StepStats()
         self.step = 0
-        self.loss_scale: float | None = None
+        self.loss_scale = 1.0  # that of the residuals
         self._settings = settings
         self._policy = policy
         self._names = names
@@ -72,7 +72,7 @@ class Reducer:
         parameters = bucket.parameters()
         sizes = _sizes(parameters, buffer)
         last, step = bucket.is_last(), self.step
-        scale = self._grad_scaler.get_scale() if self._grad_scaler else None
+        scale = self._grad_scaler.get_scale() if self._grad_scaler else 1.0
 
         def job() -> torch.Tensor:
             self._run(parameters, sizes, buffer, step, scale, last)
@@ -86,7 +86,7 @@ class Reducer:
         sizes: list[int],
         buffer: torch.Tensor,
         step: int,
-        scale: float | None,
+        scale: float,
         last: bool,
     ) -> None:
         """Reduce one bucket and, after the last one, close the step."""
@@ -105,12 +105,10 @@ class Reducer:
         if last:
             self._close_step(step)
 
-    def _follow_loss_scale(self, scale: float | None) -> None:
-        if scale is None or scale == self.loss_scale:
-            return
-        if self.loss_scale is not None:
+    def _follow_loss_scale(self, scale: float) -> None:
+        if scale not in (0.0, self.loss_scale):  # 0: a scaler that has given up
             self.residuals.scale(scale / self.loss_scale)
-        self.loss_scale = scale
+            self.loss_scale = scale
 
     # --- a step -------------------------------------------------------------------
 
