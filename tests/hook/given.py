@@ -39,11 +39,11 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def registered(
-    values: Values, spec: str, **settings
+    values: Values, spec: str, bucket_view: bool = False, **settings
 ) -> tuple[DistributedDataParallel, ck.CompressionState]:
     """A DDP model for such values, and the state of the hook on it. Nothing is exempt,
     and there is error feedback wherever the compressor takes it."""
-    ddp = DistributedDataParallel(Given(values))
+    ddp = DistributedDataParallel(Given(values), gradient_as_bucket_view=bucket_view)
     coder = ck.compressor(spec)
     settings.setdefault("feedback", "error" if coder.supports_feedback else None)
     return ddp, ck.register(ddp, coder, exempt=None, **settings)

@@ -220,7 +220,9 @@ def disabled(rank, world_size):
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         settings = {"grad_scaler": scaler} if enabled else {}
         state = ck.register(ddp, "quantize:bits=4", **settings)
-        digests.append((digest_after(ddp, rank, scaler), state.stats()["residual_norm"]))
+        digests.append(
+            (digest_after(ddp, rank, scaler), state.stats()["residual_norm"])
+        )
     return digests
 
 
