@@ -73,8 +73,8 @@ def tiny_layers(rank, world_size, specs):
         model = nn.ModuleList(nn.Linear(7, 1, bias=False) for _ in range(4))
         before = [p.detach().clone() for p in model.parameters()]
         ddp = DistributedDataParallel(Sum(model))
-        takes = ck.compressor(spec).supports_feedback and spec != "sign:scale=none"
-        ck.register(ddp, spec, exempt=None, feedback="error" if takes else None)
+        feedback = "error" if ck.compressor(spec).supports_feedback else None
+        ck.register(ddp, spec, exempt=None, feedback=feedback)
         x = torch.linspace(-1, 1, 7).reshape(1, 7) * (rank + 1)
         for _ in range(50):
             ddp.zero_grad()

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import commkern as ck
+from commkern.reducer import _sizes
 
 
 def refusal(case, *kinds) -> str:
@@ -103,6 +104,14 @@ def test_a_dtype_that_is_not_supported_is_named_with_those_that_are(ranks):
     for text in ranks.run(2, quarter_precision):
         assert "float8_e4m3fn" in text
         assert "float32, float64, float16, bfloat16" in text
+
+
+def test_a_torch_that_hands_out_half_of_a_complex_gradient_is_refused():
+    parameters = [torch.ones(3, 2, dtype=torch.complex64), torch.ones(2)]
+    assert _sizes(parameters, torch.ones(14)) == [12, 2]
+    text = refusal(lambda: _sizes(parameters, torch.ones(8)))
+    assert "14 real numbers" in text
+    assert "8 of dtype torch.float32" in text
 
 
 # --- FSDP -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from tests.hook.given import reduced, registered, simulated
 from tests.laws import EVERY
-from tests.simulation import same_bits
+from tests.simulation import same_bits, two_shot
 
 INF = float("inf")
 
@@ -62,6 +62,13 @@ def test_sums_of_codes_do_not_wrap_around(ranks):
             for spec, result in results.items():
                 bound = bounds.get(spec, world_size / 128)
                 assert (result - wanted).abs().max() <= bound, (spec, world_size)
+
+
+def test_sums_over_three_hundred_ranks_do_not_wrap_around():
+    wanted = torch.tensor([1.0, -1.0, 0.5])
+    for spec, bound in (("quantize:bits=8", 1 / 127), ("quantize:bits=4", 1 / 7)):
+        result = two_shot(spec, [wanted] * 300, average=True)
+        assert (result - wanted).abs().max() <= bound, spec
 
 
 def zeros(rank, world_size):
