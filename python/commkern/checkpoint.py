@@ -129,7 +129,7 @@ def load_state_dict(
                 values[key] = saved[key]
     reducer.begin_step()
     reducer.step = saved["step"]
-    reducer.units.current = Reading(saved["loss_scale"], saved["learning_rate"])
+    reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
     for key, store in reducer.stores.items():
         store.replace(values.get(key, {}))
     if reducer.ledger is not None and "ledger_given" not in values:

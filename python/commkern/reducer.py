@@ -13,7 +13,7 @@ from commkern.compose import Settings
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
-from commkern.inputs import real_view
+from commkern.inputs import real_numel, real_view
 from commkern.layout import Member
 from commkern.ledger import Ledger
 from commkern.plan import Plan
@@ -91,7 +91,7 @@ class Reducer:
         """Hand a bucket to the group's worker."""
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
-        sizes = [gradient.numel() for gradient in bucket.gradients()]
+        sizes = _sizes(parameters, buffer)
         last, step = bucket.is_last(), self.step
         units = self.units.read() if bucket.index() == 0 else None
 
@@ -218,7 +218,7 @@ class Reducer:
 
     def reserve(self, parameters: list[torch.Tensor]) -> None:
         """Room for the parameters that have none yet and need some."""
-        sizes = {self.name(p): p.numel() * (1 + p.is_complex()) for p in parameters}
+        sizes = {self.name(p): real_numel(p) for p in parameters}
         if self.ledger is not None:
             self.ledger.reserve(sizes)
         new = {
@@ -228,6 +228,21 @@ class Reducer:
         }
         if new and self._feedback:
             self.residuals.extend(new)
+
+
+def _sizes(parameters: list[torch.Tensor], buffer: torch.Tensor) -> list[int]:
+    """Elements of each parameter in a bucket, in reals.
+
+    Not those of ``bucket.gradients()``, which counts a complex element as one.
+    """
+    sizes = [real_numel(parameter) for parameter in parameters]
+    if sum(sizes) != real_numel(buffer):
+        raise TypeError(
+            f"the parameters of this bucket hold {sum(sizes)} real numbers, DDP's "
+            f"buffer {real_numel(buffer)} of dtype {buffer.dtype}: this version of "
+            "torch cannot reduce complex parameters"
+        )
+    return sizes
 
 
 def _deliver(

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commkern import checkpoint, copies
+from commkern.admission import check_module, unwrapped
 from commkern.compose import NONFINITE, Settings
 from commkern.compressors import Compressor
 from commkern.compressors import compressor as read_compressor
@@ -85,6 +86,8 @@ class CompressionState:
         learning_rate: Callable[[], float] | None = None,
         ledger: bool = False,
     ) -> None:
+        module = unwrapped(module)
+        check_module(module)
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
         check_feedback(self.compressor, self.feedback)
@@ -301,14 +304,11 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
     reduced."""
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"module must be a torch.nn.Module, got {type(module).__name__}"
-        )
     if isinstance(module, DistributedDataParallel):
         module = module.module
     named: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
-        real_view(parameter)
+        if parameter.requires_grad:
+            real_view(parameter)
         named[name.replace("_orig_mod.", "")] = parameter
     return named

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 
 class Reading(NamedTuple):
-    """The units of a step; None for what is not followed."""
+    """The units of a step; ``learning_rate`` is None where it is not followed."""
 
-    loss_scale: float | None
+    loss_scale: float
     learning_rate: float | None
 
 
@@ -22,7 +22,7 @@ class Units:
     residual is multiplied by old / new when the rate changes (Zheng et al. 2019,
     "Communication-efficient distributed blockwise momentum SGD with error-feedback").
     A rate of 0 has no such factor: residuals stay as they are at the change to 0 and at
-    the one away from it.
+    the one away from it. A scaler that has given up (scale 0) leaves them, too.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Units:
             )
         self._grad_scaler = grad_scaler
         self._learning_rate = learning_rate
-        self.current = Reading(None, None)
+        self.current = Reading(1.0, None)
 
     def read(self) -> Reading:
         """The units of the step that begins, called on the thread of backward().
 
         Raises ValueError for a learning rate that is negative or not finite.
         """
-        scale = self._grad_scaler.get_scale() if self._grad_scaler else None
+        scale = self._grad_scaler.get_scale() if self._grad_scaler else 1.0
         if self._learning_rate is None:
             return Reading(scale, None)
         rate = float(self._learning_rate())
@@ -63,7 +63,7 @@ class Units:
         """
         old = self.current
         self.current = Reading(
-            old.loss_scale if new.loss_scale is None else new.loss_scale,
+            new.loss_scale or old.loss_scale,
             old.learning_rate if new.learning_rate is None else new.learning_rate,
         )
         return (
