@@ -3,10 +3,10 @@
     torchrun --nproc-per-node 2 examples/accelerate_ddp.py --epochs 2
     torchrun --nproc-per-node 2 examples/accelerate_ddp.py --epochs 4  # goes on
 
-The second run ends with the bits of one that was never interrupted: compare with a run
-under another ``--folder``. (On CPUs ``accelerate launch`` starts one process unless
-there is MPI, hence torchrun.) Accelerate's own ``comm_hook`` setting knows torch's hooks
-only, so ours is registered on the module that ``prepare`` returns.
+The second run ends with the bits of one that was never interrupted: compare with that
+of another ``--folder``. (On CPUs ``accelerate launch`` starts one process unless there
+is MPI, hence torchrun.) Accelerate's own ``comm_hook`` setting knows torch's hooks only,
+so ours is registered on the module that ``prepare`` returns.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def main() -> None:
         digest.update(parameter.detach().numpy().tobytes())
     factor = state.stats()["compression_factor"]
     print(
-        f"rank {accelerator.process_index}: epochs {start} to {args.epochs}, "
-        f"{state.step} steps, {factor:.2f} times fewer bytes, "
+        f"rank {accelerator.process_index}: {args.epochs - start} of {args.epochs} "
+        f"epochs, {state.step} steps, {factor:.2f} times fewer bytes, "
         f"parameters {digest.hexdigest()[:16]}",
         flush=True,
     )

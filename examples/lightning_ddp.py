@@ -3,8 +3,8 @@
     python examples/lightning_ddp.py --epochs 2
     python examples/lightning_ddp.py --epochs 4  # goes on from the checkpoint
 
-Lightning starts the second process itself. The second run ends with the bits of one that
-was never interrupted: compare with a run under another ``--folder``.
+Lightning starts the second process itself. The second run ends with the bits of one
+that was never interrupted: compare with a run under another ``--folder``.
 
 A callback registers the hook, as `DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...)`
 wants a state before there is a module or a process group, and ignores both on CPUs.

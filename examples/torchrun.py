@@ -83,8 +83,8 @@ def main() -> None:
         digest.update(parameter.detach().numpy().tobytes())
     factor = state.stats()["compression_factor"]
     print(
-        f"rank {rank}: steps {start} to {state.step}, {factor:.2f} times fewer bytes, "
-        f"parameters {digest.hexdigest()[:16]}",
+        f"rank {rank}: {state.step - start} of {state.step} steps, {factor:.2f} times "
+        f"fewer bytes, parameters {digest.hexdigest()[:16]}",
         flush=True,
     )
     dist.destroy_process_group()
