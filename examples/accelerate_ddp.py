@@ -5,8 +5,8 @@
 
 The second run ends with the bits of one that was never interrupted: compare with that
 of another ``--folder``. (On CPUs ``accelerate launch`` starts one process unless there
-is MPI, hence torchrun.) Accelerate's own ``comm_hook`` setting knows torch's hooks only,
-so ours is registered on the module that ``prepare`` returns.
+is MPI, hence torchrun.) Accelerate's own ``comm_hook`` setting knows torch's hooks,
+not ours, so ours is registered on the module that ``prepare`` returns.
 """
 
 from __future__ import annotations
