@@ -149,24 +149,25 @@ def ledger_error(trainer: Trainer) -> float:
 
 
 def soak(ranks: Any, plan: Soak, timeout_s: float) -> None:
-    killed = ranks.run(
-        WORLD_SIZE, train, plan, 0, True, True,
-        timeout_s=timeout_s, group_timeout_s=20, expect_death=(KILLED,),
-    )  # fmt: skip
+    def run(start: int, delayed: bool, kill: bool) -> list[Any]:
+        return ranks.run(
+            WORLD_SIZE, train, plan, start, delayed, kill,
+            timeout_s=timeout_s, expect_death=(KILLED,) if kill else (),
+        )  # fmt: skip
+
+    straight = run(0, False, False)
+    killed = run(0, True, True)
     for rank, result in enumerate(killed):
         expected = Died(-signal.SIGKILL) if rank == KILLED else (KILLED, plan.kill_at)
         assert result == expected
-    start = plan.kill_at // plan.save_every * plan.save_every
-    resumed = ranks.run(
-        WORLD_SIZE, train, plan, start, True, False, timeout_s=timeout_s
-    )
-    straight = ranks.run(WORLD_SIZE, train, plan, 0, False, False, timeout_s=timeout_s)
+    resumed = run(plan.kill_at // plan.save_every * plan.save_every, True, False)
     assert len({bits for bits, _, _ in [*resumed, *straight]}) == 1
     for _, step, error in [*resumed, *straight]:
         assert step == plan.steps
         assert error < 1e-5
 
 
+@pytest.mark.timeout(300)
 def test_forty_steps(ranks, tmp_path):
     soak(ranks, Soak(40, save_every=9, kill_at=23, folder=str(tmp_path)), 100)
 
