@@ -1,4 +1,4 @@
-"""docs/migration.md names compressors that there are, and calls none missing that is."""
+"""docs/migration.md names compressors that exist, and calls none missing that does."""
 
 from __future__ import annotations
 
