@@ -95,7 +95,7 @@ def test_a_resumed_run_equals_one_without_a_stop(
 
 def test_every_example_is_short_and_says_how_to_run_it():
     scripts = sorted(EXAMPLES.glob("*.py"))
-    assert len(scripts) == 3
+    assert len(scripts) >= 3
     for path in scripts:
         text = path.read_text("utf-8")
         assert len(text.splitlines()) <= 110, path
