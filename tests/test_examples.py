@@ -60,7 +60,7 @@ def told(process: subprocess.Popen[str]) -> Told:
     return Told(list(map(int, steps)), list(map(float, factors)), list(parameters))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("script", "package", "unit", "half", "steps", "launcher"),
     [
