@@ -1,7 +1,7 @@
 """A long run as it happens: ranks out of step, accumulated gradients, a rank killed in
 the middle of a backward pass, and a resume from what each rank had saved.
 
-`pytest` makes 40 steps; ``pytest -m slow`` (``make soak``) makes 2000.
+`pytest` makes 40 steps; ``pytest -m slow`` (``make soak``) makes 2000, or SOAK_STEPS.
 """
 
 from __future__ import annotations
@@ -167,12 +167,19 @@ def soak(ranks: Any, plan: Soak, timeout_s: float) -> None:
         assert error < 1e-5
 
 
+def plan(steps: int, folder: Path) -> Soak:
+    return Soak(
+        steps, save_every=steps // 8, kill_at=steps * 5 // 9, folder=str(folder)
+    )
+
+
 @pytest.mark.timeout(300)
 def test_forty_steps(ranks, tmp_path):
-    soak(ranks, Soak(40, save_every=9, kill_at=23, folder=str(tmp_path)), 100)
+    soak(ranks, plan(40, tmp_path), 120)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_two_thousand_steps(ranks, tmp_path):
-    soak(ranks, Soak(2000, save_every=250, kill_at=1111, folder=str(tmp_path)), 2400)
+    steps = int(os.environ.get("SOAK_STEPS", "2000"))
+    soak(ranks, plan(steps, tmp_path), 2400)
