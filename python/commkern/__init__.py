@@ -50,7 +50,8 @@ from commkern.errors import (
 from commkern.feedback import ErrorFeedback
 from commkern.hooks import compression_hook, register
 from commkern.payload import Payload, decode
-from commkern.state import CompressionState, small_or_vector
+from commkern.policy import small_or_vector
+from commkern.state import CompressionState
 from commkern.work import Work
 
 try:

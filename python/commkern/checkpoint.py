@@ -21,14 +21,16 @@ _ANY_RANK = -1
 def state_dict(state: CompressionState) -> dict[str, Any]:
     """What `CompressionState.state_dict` returns."""
     residuals = state.residuals
-    return _header(state, state.worker.rank, state.worker.world_size) | {
+    return _header(
+        state, state.reducer.worker.rank, state.reducer.worker.world_size
+    ) | {
         "residuals": {name: residuals[name].clone() for name in residuals.names()},
     }
 
 
-def full_state_dict(state: CompressionState, worker: GroupWorker) -> dict[str, Any]:
+def full_state_dict(state: CompressionState) -> dict[str, Any]:
     """The mean of all ranks' residuals, the same on every rank."""
-    residuals = state.residuals
+    worker, residuals = state.reducer.worker, state.residuals
     names = residuals.names()
     flat = torch.cat([residuals[name] for name in names] or [torch.zeros(0)])
     member = Member("residuals", flat.numel(), 0, Identity())
@@ -52,7 +54,7 @@ def _header(state: CompressionState, rank: int, world_size: int) -> dict[str, An
         "step": state.step,
         "compressor": str(state.compressor),
         "feedback": str(state.feedback),
-        "loss_scale": state.loss_scale,
+        "loss_scale": state.reducer.loss_scale,
     }
 
 
@@ -65,13 +67,13 @@ def load_state_dict(
     _same("format", FORMAT, saved.get("format"))
     _check_values(saved)
     if saved["rank"] != _ANY_RANK:
-        _check_place(state.worker, saved)
+        _check_place(state.reducer.worker, saved)
     if strict:
         _same("compressor", str(state.compressor), saved["compressor"])
         _same("feedback", str(state.feedback), saved["feedback"])
     _check_residuals(state, saved["residuals"], strict=strict)
     state.step = saved["step"]
-    state.loss_scale = saved["loss_scale"]
+    state.reducer.loss_scale = saved["loss_scale"]
     for name in state.residuals.names():
         held = saved["residuals"].get(name)
         view = state.residuals[name]

@@ -19,7 +19,7 @@ def compression_hook(
     ``ddp.register_comm_hook(state, commkern.compression_hook)``; never blocks backward.
     Failures (PeerLost, MismatchError, ...) are raised by ``backward()`` as themselves.
     """
-    return state.reduce(bucket)
+    return state.reducer.submit(bucket)
 
 
 def register(

@@ -12,7 +12,7 @@ from commkern.cli import demo_report
 from commkern.cli.console import CliError, integer, load, positive_number, writable
 
 DEFAULT_COMPRESSORS = ["none", "cast:dtype=bf16", "quantize:bits=8", "quantize:bits=4"]
-LEARNING_RATES = {"adamw": 2e-3, "sgd": 0.3}
+LEARNING_RATES = {"adamw": 2e-3, "sgd": 0.1}
 _GROUP_TIMEOUT_S = 120.0
 _PLAIN_LINES = 6
 
