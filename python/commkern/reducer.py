@@ -21,6 +21,7 @@ from commkern.residuals import ResidualStore
 from commkern.stats import StepStats
 
 _PLANS_KEPT = 256
+Layout = tuple[int, ...]  # the ids of a bucket's parameters
 
 
 class Reducer:
@@ -51,12 +52,15 @@ class Reducer:
         self._feedback = feedback
         self._grad_scaler = grad_scaler
         self._plans: dict[Any, Plan] = {}
+        self._layout_before: set[Layout] = set()
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget what the buckets of an unfinished step told."""
+        self._layout: set[Layout] = set()
         self._touched: set[int] = set()
         self._finite = True
+        self.stats.drop()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -71,10 +75,12 @@ class Reducer:
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = [gradient.numel() for gradient in bucket.gradients()]
-        last, step = bucket.is_last(), self.step
+        first, last, step = bucket.index() == 0, bucket.is_last(), self.step
         scale = self._grad_scaler.get_scale() if self._grad_scaler else None
 
         def job() -> torch.Tensor:
+            if first:
+                self.begin_step()  # a backward pass before may have been abandoned
             self._run(parameters, sizes, buffer, step, scale, last)
             return buffer
 
@@ -128,12 +134,19 @@ class Reducer:
         if finite:
             self.residuals.commit(sorted(self._touched))
         self.stats.close(step, committed=finite)
+        self._follow_layout()
         self.step = step + 1
         self.begin_step()
         if not finite and self._settings.nonfinite == "raise":
             raise NonFiniteError(
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
             )
+
+    def _follow_layout(self) -> None:
+        """Give scratch memory back after a rebuild: DDP's first bucket holds all."""
+        if self._layout != self._layout_before:
+            self.worker.release_scratch()
+        self._layout_before = self._layout
 
     # --- layout -------------------------------------------------------------------
 
@@ -145,7 +158,9 @@ class Reducer:
         step: int,
     ) -> Plan:
         phase = self._policy.phase(step)
-        key = (tuple(map(id, parameters)), buffer.dtype, phase)
+        layout = tuple(map(id, parameters))
+        self._layout.add(layout)
+        key = (layout, buffer.dtype, phase)
         if key not in self._plans:
             self.reserve(parameters)
             members, offset = [], 0
@@ -191,26 +206,20 @@ class Reducer:
 def _deliver(
     job: Future[torch.Tensor], buffer: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """The future that DDP waits for. A failure is raised by backward() itself: DDP
-    would turn an exception of the future into a cast error."""
-    raised_by_backward = _raise_after_backward(job)
+    """The future that DDP waits for. A failure is raised by backward() itself, and
+    outside of a backward pass (DDP's join calls the hook there) by the hook: DDP loses
+    an exception of the future, or turns it into a cast error."""
+    if not _raise_after_backward(job):
+        job.result()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-
-    def done(job: Future[torch.Tensor]) -> None:
-        error = job.exception()
-        if error is None or raised_by_backward:
-            future.set_result(buffer)
-        else:
-            future.set_exception(error)  # type: ignore[arg-type]
-
-    job.add_done_callback(done)
+    job.add_done_callback(lambda _: future.set_result(buffer))
     return future
 
 
 def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     """Let backward() raise the job's exception once DDP has finished its own work.
 
-    False outside of a backward pass (DDP's join calls the hook there).
+    False outside of a backward pass.
     """
     engine = torch.autograd.Variable._execution_engine
 

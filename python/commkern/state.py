@@ -191,6 +191,12 @@ class CompressionState:
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
     if not isinstance(module, DistributedDataParallel):
         return process_group
+    if getattr(module, "skip_all_reduce_unused_params", False):
+        raise ValueError(
+            "DDP was made with skip_all_reduce_unused_params=True, so that the hook "
+            "may not be called for the last bucket of a step; the hook serves "
+            "find_unused_parameters=True and static_graph=True"
+        )
     own = module.process_group
     given = process_group if process_group is not None else own
     if given is not own:
@@ -207,10 +213,13 @@ def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         raise TypeError(
             f"module must be a torch.nn.Module, got {type(module).__name__}"
         )
+    ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
         module = module.module
     named: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
+        if name in ignored:
+            continue
         real_view(parameter)
         named[name.replace("_orig_mod.", "")] = parameter
     return named

@@ -26,6 +26,35 @@ class Chain(nn.Module):
         return x
 
 
+class Heads(nn.Module):
+    """A body and two heads; a forward pass uses the heads that it is told to use."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(40, 40)
+        self.a = nn.Linear(40, 40)
+        self.b = nn.Linear(40, 40)
+
+    def forward(self, x, heads="ab"):
+        x = torch.tanh(self.body(x))
+        return sum(getattr(self, head)(x) for head in heads)
+
+
+def heads(seed=0, **ddp) -> DistributedDataParallel:
+    torch.manual_seed(seed)
+    ddp.setdefault("bucket_cap_mb", 0.005)
+    return DistributedDataParallel(Heads(), **ddp)
+
+
+def descend(module) -> None:
+    """Plain SGD, with gradients given back."""
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+    module.zero_grad()
+
+
 class Recorder:
     """Stands between DDP and the hook: keeps a copy of every bucket that comes in.
 

@@ -82,6 +82,8 @@ MODES = [
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: next(iter(m), "default"))
 @pytest.mark.parametrize("counts", [(2, 4), (4, 1), (0, 3)], ids=str)
 def test_uneven_inputs_and_training_on(ranks, mode, counts):
+    if "static_graph" in mode and 0 in counts:
+        pytest.skip("DDP itself needs one step of each rank: its ranks would abort")
     longest = counts.index(max(counts))
     for spec in ("identity", "quantize:bits=4", "sign"):
         results = ranks.run(2, uneven, spec, mode, counts)
@@ -105,14 +107,19 @@ def test_three_ranks_that_join_one_after_another(ranks):
     check_ledger([(r["summary"][0], outputs, r["summary"][2]) for r in results])
 
 
+def train_joined(ddp, rank, counts, bad_step=None, **join):
+    with ddp.join(**join):
+        for step in range(counts[rank]):
+            loss = ddp(batch(rank, step)).square().mean()
+            (loss * (float("nan") if step == bad_step else 1)).backward()
+
+
 def nonfinite_while_joined(rank, world_size):
     """Rank 0 has joined when rank 1 meets a NaN: nonfinite="raise" on both."""
     ddp = make()
     ck.register(ddp, "quantize:bits=4", nonfinite="raise")
-    with pytest.raises(ck.NonFiniteError, match="in step 2"), ddp.join():
-        for step in range(1 if rank == 0 else 3):
-            loss = ddp(batch(rank, step)).square().mean()
-            (loss * (float("nan") if step == 2 else 1)).backward()
+    with pytest.raises(ck.NonFiniteError, match="in step 2"):
+        train_joined(ddp, rank, (1, 3), bad_step=2)
 
 
 def test_a_joined_rank_gets_the_error_as_itself(ranks):
@@ -122,13 +129,8 @@ def test_a_joined_rank_gets_the_error_as_itself(ranks):
 def early_termination(rank, world_size):
     ddp = make()
     state = ck.register(ddp, "quantize:bits=4")
-    with (
-        pytest.raises(RuntimeError, match="exhausted inputs"),
-        ddp.join(throw_on_early_termination=True),
-    ):
-        for step in range(2 + rank):
-            ddp.zero_grad()
-            ddp(batch(rank, step)).square().mean().backward()
+    with pytest.raises(RuntimeError, match=r"exhausted (all )?inputs"):
+        train_joined(ddp, rank, (2, 3), throw_on_early_termination=True)
     return state.step, [g.grad.double().sum().item() for g in ddp.parameters()]
 
 

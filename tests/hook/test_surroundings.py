@@ -6,7 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.hook.models import batch, digest, make
-from tests.hook.recording import Chain, Recorder, check_ledger, check_lossless, recorded_hook
+from tests.hook.recording import (
+    Chain,
+    Recorder,
+    check_ledger,
+    check_lossless,
+    recorded_hook,
+)
 from tests.hook.test_modes import MODES, Checkpointed
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
@@ -23,7 +29,7 @@ def returning_hook(state, bucket):
 
 
 def returned_is_overwritten(rank, world_size, view):
-    """Five iterations of Linear(16, 16); what the hook returned is spoilt after each."""
+    """Five iterations; what the hook returned is overwritten after each."""
     results = []
     for spec in ("identity", "quantize:bits=4"):
         for spoil in (False, True):
@@ -102,9 +108,7 @@ def clipping(rank, world_size, view):
             ddp(batch(rank, step)).square().mean().backward()
             if recorder:
                 recorder.note()
-            norms.append(
-                torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.01).item()
-            )
+            norms.append(torch.nn.utils.clip_grad_norm_(ddp.parameters(), 0.01).item())
             optimizer.step()
         digests.append(digest(ddp))
         summary = recorder and recorder.summary()
@@ -204,7 +208,9 @@ def test_only_gradients_are_compressed(ranks):
             plain, results, strict=True
         ):
             assert same
-            assert all(torch.equal(a, b) for a, b in zip(metrics, metrics2, strict=True))
+            assert all(
+                torch.equal(a, b) for a, b in zip(metrics, metrics2, strict=True)
+            )
             for a, b in zip(seen, seen2, strict=True):
                 assert torch.equal(a[0], b[0])
                 assert torch.equal(a[1], b[1])
