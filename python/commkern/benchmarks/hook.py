@@ -22,6 +22,7 @@ from commkern.benchmarks.interleaved import (
 WIDTH = 2560
 DEPTH = 4  # each layer is a bucket
 BATCH = 32
+STEPS = 4  # in a row, as in training
 WORLD_SIZE = 2
 PLAIN = "plain DDP"
 LARGEST_CODE = {"identity": math.inf, "quantize:bits=8": 127, "quantize:bits=4": 7}
@@ -40,7 +41,7 @@ def in_rank(rank: int, _world_size: int) -> dict[str, float]:
         ck.register(ours, compressor)
         _check(plain, ours, data, compressor)
         ways[compressor] = functools.partial(_step, ours, data)
-    return time_in_turn(ways)
+    return time_in_turn(ways, STEPS)
 
 
 def _replica() -> DistributedDataParallel:
