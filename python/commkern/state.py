@@ -163,6 +163,14 @@ class CompressionState:
         """
         return checkpoint.full_state_dict(self)
 
+    def __reduce__(self) -> Any:
+        """A state is not copied or pickled: it holds a group and its threads."""
+        raise TypeError(
+            "a CompressionState can be neither copied nor pickled, nor can a "
+            "DistributedDataParallel module that holds one: save state.state_dict(), "
+            "and copy or save ddp.module"
+        )
+
     def rejoin(self, process_group: Any = None) -> None:
         """Go on in a new group after PeerLost.
 

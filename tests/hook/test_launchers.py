@@ -21,6 +21,7 @@ def free_port():
         return taken.getsockname()[1]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("launcher", ["torchrun", "mp.spawn"])
 def test_two_ranks(launcher, tmp_path):
     run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -40,7 +41,7 @@ def test_two_ranks(launcher, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
