@@ -5,10 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import commkern as ck
 
 CODERS = ["identity", "quantize:bits=8", "quantize:bits=4", "sign"]
+
+MODES = {
+    "default": {},
+    "static_graph": {"static_graph": True},
+    "find_unused_parameters": {"find_unused_parameters": True},
+    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+    "static_graph and views": {"static_graph": True, "gradient_as_bucket_view": True},
+    "batched_grad_copy": {"batched_grad_copy": True},
+}
 
 
 class Chain(nn.Module):
@@ -23,6 +33,20 @@ class Chain(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in reversed(self.layers):
             x = torch.tanh(layer(x))
+        return x
+
+
+class Checkpointed(nn.Module):
+    """Blocks that are recomputed in backward; the reentrant form runs an inner one."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Chain(64, 2) for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
         return x
 
 

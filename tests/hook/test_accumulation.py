@@ -7,15 +7,8 @@ import contextlib
 import pytest
 import torch
 from tests.hook.models import batch, digest, make
-from tests.hook.recording import Recorder, check_ledger
+from tests.hook.recording import MODES, Recorder, check_ledger
 from torch.nn.parallel import DistributedDataParallel
-
-MODES = [
-    {},
-    {"gradient_as_bucket_view": True},
-    {"find_unused_parameters": True},
-    {"static_graph": True},
-]
 
 
 def boundaries(rank, world_size, order):
@@ -76,7 +69,7 @@ def accumulate(rank, world_size, mode, spec):
     gradients that were synchronised already. With DDP's own reduction and with ours."""
     digests = []
     for coder in (None, spec):
-        ddp = make(**mode)
+        ddp = make(**MODES[mode])
         recorder = Recorder(ddp, coder) if coder else None
         step = 0
         for update, count in enumerate([1, 3, 2, 1, 1, 4]):
@@ -96,7 +89,7 @@ def accumulate(rank, world_size, mode, spec):
     return digests, recorder.summary(), recorder.state.step
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda m: next(iter(m), "default"))
+@pytest.mark.parametrize("mode", MODES)
 def test_accumulation_that_changes_in_the_middle(ranks, mode):
     for digests, _, step in ranks.run(2, accumulate, mode, "identity"):
         assert digests[0] == digests[1]

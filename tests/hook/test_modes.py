@@ -7,25 +7,17 @@ import torch
 from tests.hook.models import batch, digest
 from tests.hook.recording import (
     CODERS,
+    MODES,
     Chain,
+    Checkpointed,
     Recorder,
     check_ledger,
     check_lossless,
     check_quantiser_bound,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 import commkern as ck
-
-MODES = {
-    "default": {},
-    "static_graph": {"static_graph": True},
-    "find_unused_parameters": {"find_unused_parameters": True},
-    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
-    "static_graph and views": {"static_graph": True, "gradient_as_bucket_view": True},
-    "batched_grad_copy": {"batched_grad_copy": True},
-}
 
 
 def chain(mode, **other):
@@ -131,20 +123,6 @@ def test_a_hook_may_be_registered_in_the_middle_of_training(ranks):
     for hooked, plain, step in ranks.run(2, registered_late):
         assert hooked == plain
         assert step == 3
-
-
-class Checkpointed(torch.nn.Module):
-    """Blocks that are recomputed in backward; the reentrant form runs an inner one."""
-
-    def __init__(self, reentrant):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList(Chain(64, 2) for _ in range(3))
-        self.reentrant = reentrant
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return x
 
 
 def checkpointing(rank, world_size, reentrant, mode):

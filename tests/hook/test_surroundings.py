@@ -7,13 +7,14 @@ import torch
 import torch.distributed as dist
 from tests.hook.models import batch, digest, make
 from tests.hook.recording import (
+    MODES,
     Chain,
+    Checkpointed,
     Recorder,
     check_ledger,
     check_lossless,
     recorded_hook,
 )
-from tests.hook.test_modes import MODES, Checkpointed
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
