@@ -23,6 +23,7 @@ from commkern.stats import StepStats
 from commkern.units import Reading, Units
 
 _PLANS_KEPT = 256
+Layout = tuple[int, ...]  # the ids of a bucket's parameters
 
 
 class Reducer:
@@ -54,14 +55,17 @@ class Reducer:
         self._names = names
         self._feedback = feedback
         self._plans: dict[Any, Plan] = {}
+        self._layout_before: set[Layout] = set()
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget what the buckets of an unfinished step told."""
+        self._layout: set[Layout] = set()
         self._touched: set[int] = set()
         self._finite = True
         if self.ledger is not None:
             self.ledger.forget_step()
+        self.stats.drop()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -92,10 +96,12 @@ class Reducer:
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = _sizes(parameters, buffer)
-        last, step = bucket.is_last(), self.step
-        units = self.units.read() if bucket.index() == 0 else None
+        first, last, step = bucket.index() == 0, bucket.is_last(), self.step
+        units = self.units.read() if first else None
 
         def job() -> torch.Tensor:
+            if first:
+                self.begin_step()  # a backward pass before may have been abandoned
             self._run(parameters, sizes, buffer, step, units, last)
             return buffer
 
@@ -163,6 +169,7 @@ class Reducer:
         if self.ledger is not None:
             self._count(self.ledger, finite=finite)
         self.stats.close(step, committed=finite)
+        self._follow_layout()
         self.step = step + 1
         self.begin_step()
         if not finite and self._settings.nonfinite == "raise":
@@ -176,6 +183,12 @@ class Reducer:
         elif not self.residuals.rollback:  # the step's contribution is lost
             ledger.restart(self.residuals)
 
+    def _follow_layout(self) -> None:
+        """Give scratch memory back after a rebuild: DDP's first bucket holds all."""
+        if self._layout != self._layout_before:
+            self.worker.release_scratch()
+        self._layout_before = self._layout
+
     # --- layout -------------------------------------------------------------------
 
     def _plan(
@@ -186,7 +199,9 @@ class Reducer:
         step: int,
     ) -> Plan:
         phase = self._policy.phase(step)
-        key = (tuple(map(id, parameters)), buffer.dtype, phase)
+        layout = tuple(map(id, parameters))
+        self._layout.add(layout)
+        key = (layout, buffer.dtype, phase)
         if key not in self._plans:
             self.reserve(parameters)
             members, offset = [], 0
@@ -248,26 +263,20 @@ def _sizes(parameters: list[torch.Tensor], buffer: torch.Tensor) -> list[int]:
 def _deliver(
     job: Future[torch.Tensor], buffer: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """The future that DDP waits for. A failure is raised by backward() itself: DDP
-    would turn an exception of the future into a cast error."""
-    raised_by_backward = _raise_after_backward(job)
+    """The future that DDP waits for. A failure is raised by backward() itself, and
+    outside of a backward pass (DDP's join calls the hook there) by the hook: DDP loses
+    an exception of the future, or turns it into a cast error."""
+    if not _raise_after_backward(job):
+        job.result()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-
-    def done(job: Future[torch.Tensor]) -> None:
-        error = job.exception()
-        if error is None or raised_by_backward:
-            future.set_result(buffer)
-        else:
-            future.set_exception(error)  # type: ignore[arg-type]
-
-    job.add_done_callback(done)
+    job.add_done_callback(lambda _: future.set_result(buffer))
     return future
 
 
 def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     """Let backward() raise the job's exception once DDP has finished its own work.
 
-    False outside of a backward pass (DDP's join calls the hook there).
+    False outside of a backward pass.
     """
     engine = torch.autograd.Variable._execution_engine
 

@@ -304,10 +304,13 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
     reduced."""
+    ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
         module = module.module
     named: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
+        if name in ignored:
+            continue
         if parameter.requires_grad:
             real_view(parameter)
         named[name.replace("_orig_mod.", "")] = parameter
