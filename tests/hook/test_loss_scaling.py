@@ -99,7 +99,7 @@ def rounds_trip(rank, world_size, spec, settings):
         state = ck.register(ddp, spec, exempt=None, seed=1, grad_scaler=scaler)
         scales = train(ddp, rank, range(8), scaler)
         residuals = {
-            name: residual / state.reducer.loss_scale
+            name: residual / state.reducer.units.current.loss_scale
             for name, residual in state.state_dict()["residuals"].items()
         }
         digests.append((digest(ddp), residuals, scales))
