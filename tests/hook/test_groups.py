@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -150,28 +147,6 @@ def foreign_module(rank, world_size):
 
 def test_a_state_of_another_module(ranks):
     assert all(ranks.run(2, foreign_module))
-
-
-def copies(rank, world_size):
-    """A copy would share a group and its thread, and DDP's copies have no hook."""
-    ddp = make()
-    state = ck.register(ddp, "quantize:bits=4")
-    ddp(batch(rank, 0)).square().mean().backward()
-    for attempt in (copy.deepcopy, copy.copy, pickle.dumps):
-        with pytest.raises(TypeError, match=r"save state.state_dict\(\)"):
-            attempt(state)
-    with pytest.raises(TypeError, match=r"copy or save ddp.module"):
-        copy.deepcopy(ddp)
-    average = copy.deepcopy(ddp.module)
-    ddp(batch(rank, 1)).square().mean().backward()
-    return state.step, all(
-        torch.equal(a, b)
-        for a, b in zip(average.parameters(), ddp.parameters(), strict=True)
-    )
-
-
-def test_a_state_is_not_copied(ranks):
-    assert ranks.run(2, copies) == [(2, True)] * 2
 
 
 def alone(rank, world_size, subgroup):
