@@ -63,9 +63,9 @@ class Reducer:
         self._layout: set[Layout] = set()
         self._touched: set[int] = set()
         self._finite = True
+        self.stats.drop()
         if self.ledger is not None:
             self.ledger.forget_step()
-        self.stats.drop()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -96,12 +96,10 @@ class Reducer:
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = _sizes(parameters, buffer)
-        first, last, step = bucket.index() == 0, bucket.is_last(), self.step
-        units = self.units.read() if first else None
+        last, step = bucket.is_last(), self.step
+        units = self.units.read() if bucket.index() == 0 else None
 
         def job() -> torch.Tensor:
-            if first:
-                self.begin_step()  # a backward pass before may have been abandoned
             self._run(parameters, sizes, buffer, step, units, last)
             return buffer
 
@@ -145,6 +143,7 @@ class Reducer:
         return data.nan_to_num(0.0, limit, -limit)
 
     def _open_step(self, units: Reading) -> None:
+        self.begin_step()  # a backward pass before may have been abandoned
         self.residuals.keep()
         gradients, residuals = self.units.follow(units)
         if gradients * residuals != 1.0:
@@ -177,17 +176,17 @@ class Reducer:
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
             )
 
-    def _count(self, ledger: Ledger, *, finite: bool) -> None:
-        if finite:
-            ledger.commit()
-        elif not self.residuals.rollback:  # the step's contribution is lost
-            ledger.restart(self.residuals)
-
     def _follow_layout(self) -> None:
         """Give scratch memory back after a rebuild: DDP's first bucket holds all."""
         if self._layout != self._layout_before:
             self.worker.release_scratch()
         self._layout_before = self._layout
+
+    def _count(self, ledger: Ledger, *, finite: bool) -> None:
+        if finite:
+            ledger.commit()
+        elif not self.residuals.rollback:  # the step's contribution is lost
+            ledger.restart(self.residuals)
 
     # --- layout -------------------------------------------------------------------
 
