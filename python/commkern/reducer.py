@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from commkern import profiling
 from commkern.compose import Settings
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
@@ -18,7 +19,9 @@ from commkern.layout import Member
 from commkern.plan import Plan
 from commkern.policy import Policy
 from commkern.residuals import ResidualStore
-from commkern.stats import StepStats
+from commkern.sampling import Sampler
+from commkern.stats import Backward, StepStats
+from commkern.watch import Watch
 
 _PLANS_KEPT = 256
 
@@ -39,10 +42,12 @@ class Reducer:
         *,
         feedback: bool,
         grad_scaler: Any,
+        sample_every: int = 0,
     ) -> None:
         self.worker = worker
         self.residuals = residuals
         self.stats = StepStats()
+        self.sampler = Sampler(sample_every)
         self.step = 0
         self.loss_scale: float | None = None
         self._settings = settings
@@ -51,12 +56,16 @@ class Reducer:
         self._feedback = feedback
         self._grad_scaler = grad_scaler
         self._plans: dict[Any, Plan] = {}
+        self._watch = Watch()
+        self._backward = Backward()
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget what the buckets of an unfinished step told."""
         self._touched: set[int] = set()
         self._finite = True
+        self.sampler.drop()
+        self.stats.drop()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -72,13 +81,20 @@ class Reducer:
         parameters = bucket.parameters()
         sizes = [gradient.numel() for gradient in bucket.gradients()]
         last, step = bucket.is_last(), self.step
+        if bucket.index() == 0:
+            self._backward = Backward()
+        backward = self._backward
         scale = self._grad_scaler.get_scale() if self._grad_scaler else None
 
         def job() -> torch.Tensor:
-            self._run(parameters, sizes, buffer, step, scale, last)
+            with profiling.within("commkern::reduce"):
+                self._run(parameters, sizes, buffer, step, scale)
+                if last:
+                    self._close_step(step, backward)
             return buffer
 
-        return _deliver(self.worker.submit(job), buffer)
+        future = _deliver(self.worker.submit(job), buffer, backward)
+        return profiling.until_done("commkern::bucket", future)
 
     def _run(
         self,
@@ -87,23 +103,25 @@ class Reducer:
         buffer: torch.Tensor,
         step: int,
         scale: float | None,
-        last: bool,
     ) -> None:
-        """Reduce one bucket and, after the last one, close the step."""
+        """Reduce one bucket."""
         started = time.perf_counter_ns()
         self._follow_loss_scale(scale)
-        plan = self._plan(parameters, sizes, real_view(buffer), step)
+        data = real_view(buffer)
+        plan = self._plan(parameters, sizes, data, step)
+        seed, sampled = self._settings.seed, self.sampler.due(step)
+        if sampled:
+            self.sampler.take(plan, data, self.residuals, seed=seed, step=step)
         outcome = self.worker.run(
             plan,
             buffer,
-            seed=self._settings.seed,
+            seed=seed,
             step=step,
             residuals=self.residuals,
         )
         self._note(plan, outcome)
+        self._watch.bucket_done(plan, outcome, data, look=sampled)
         self.stats.add(plan, outcome, time.perf_counter_ns() - started)
-        if last:
-            self._close_step(step)
 
     def _follow_loss_scale(self, scale: float | None) -> None:
         if scale is None or scale == self.loss_scale:
@@ -123,11 +141,13 @@ class Reducer:
         self._touched.update(used)
         self._finite &= outcome.finite
 
-    def _close_step(self, step: int) -> None:
+    def _close_step(self, step: int, backward: Backward) -> None:
         finite = self._finite
         if finite:
             self.residuals.commit(sorted(self._touched))
-        self.stats.close(step, committed=finite)
+        self.sampler.close(step)
+        self.stats.close(step, committed=finite, exposed_ns=backward.exposed_ns())
+        self._watch.step_done(step, **self.stats.bytes())
         self.step = step + 1
         self.begin_step()
         if not finite and self._settings.nonfinite == "raise":
@@ -156,6 +176,7 @@ class Reducer:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             self._plans[key] = self.worker.plan(members, dtype, self._settings)
+            self._watch.plan_built(self._plans[key], members, step)
         return self._plans[key]
 
     def _member(self, name: str, size: int, offset: int, step: int) -> Member:
@@ -189,11 +210,11 @@ class Reducer:
 
 
 def _deliver(
-    job: Future[torch.Tensor], buffer: torch.Tensor
+    job: Future[torch.Tensor], buffer: torch.Tensor, backward: Backward
 ) -> torch.futures.Future[torch.Tensor]:
     """The future that DDP waits for. A failure is raised by backward() itself: DDP
     would turn an exception of the future into a cast error."""
-    raised_by_backward = _raise_after_backward(job)
+    raised_by_backward = _raise_after_backward(job, backward)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def done(job: Future[torch.Tensor]) -> None:
@@ -207,8 +228,9 @@ def _deliver(
     return future
 
 
-def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
-    """Let backward() raise the job's exception once DDP has finished its own work.
+def _raise_after_backward(job: Future[torch.Tensor], backward: Backward) -> bool:
+    """Let backward() raise the job's exception once DDP has finished its own work, and
+    note when the pass is through with its computing.
 
     False outside of a backward pass (DDP's join calls the hook there).
     """
@@ -217,9 +239,14 @@ def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     def check() -> None:
         job.result()
 
+    def computed() -> None:
+        backward.end()
+        engine.queue_callback(check)
+
     try:
         # Twice queued: DDP's own callback is queued between the two, and runs between.
-        engine.queue_callback(lambda: engine.queue_callback(check))
+        engine.queue_callback(computed)
     except RuntimeError:
+        backward.end()
         return False
     return True

@@ -20,6 +20,7 @@ from commkern.policy import Exempt, Policy, small_or_vector
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
+from commkern.watch import registered
 
 
 class CompressionState:
@@ -47,6 +48,9 @@ class CompressionState:
         leaves them as they were. Costs a second fp32 copy of the compressed parameters.
     deterministic : force the schedule that sums in rank order
     grad_scaler : a ``torch.amp.GradScaler``; residuals follow its scale exactly
+    sample_every : int
+        In every so many steps, measure what compressing loses of each parameter; shown
+        by `stats`. 0 never does. Need not be equal on all ranks.
 
     Raises ValueError and TypeError, with both values, for what makes no sense.
     """
@@ -66,6 +70,7 @@ class CompressionState:
         rollback: bool = True,
         deterministic: bool = False,
         grad_scaler: Any = None,
+        sample_every: int = 0,
     ) -> None:
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
@@ -101,8 +106,11 @@ class CompressionState:
             ResidualStore({}, rollback=rollback),
             feedback=self.feedback is not None,
             grad_scaler=grad_scaler,
+            sample_every=sample_every,
         )
         self.reducer.reserve([p for p in parameters.values() if p.requires_grad])
+        exempt_names = {name for name in parameters if self._policy.is_exempt(name)}
+        registered(self, parameters, exempt_names)
 
     @property
     def step(self) -> int:
@@ -121,18 +129,26 @@ class CompressionState:
     # --- what users ask -----------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the last finished step.
+        """Figures of the last finished step; docs/telemetry.md explains each.
 
-        step; bytes_sent (by this rank, headers included) and bytes_dense (the same
-        messages uncompressed); compression_factor; kernel_ms, exchange_ms and hook_ms;
-        committed (False after a step with a non-finite result); residual_norm (L2 over
-        all parameters, in units of the sum); state_nbytes (memory of the residuals).
+        step and committed (False after a step with a non-finite result); bytes_sent (by
+        this rank, headers included), bytes_dense (the same messages uncompressed) and
+        compression_factor; times in ms: hook_ms, of which compress_ms, wait_ms,
+        reduce_ms, decompress_ms and other_ms, furthermore exposed_ms and
+        last_bucket_ms; residual_norm (L2 over all parameters, in units of the sum);
+        state_nbytes (memory of the residuals).
+
+        ``total`` has the sums over all steps, with steps and skipped (those that were
+        not committed). ``sampled``, None before there is one, tells of the last step
+        measured for ``sample_every``: step, relative_error and residual_norm, both by
+        parameter.
         """
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
         memory = {"residual_norm": norm, "state_nbytes": self.residuals.nbytes}
-        return self.reducer.stats.last() | memory
+        sampled = {"sampled": self.reducer.sampler.last()}
+        return self.reducer.stats.last() | memory | sampled
 
     def report(self) -> dict[str, str]:
         """The compressor of every parameter in the coming step, by name."""
