@@ -11,24 +11,24 @@ import contextlib
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import profiler
 from torch.autograd.profiler import record_function
 
 _NOTHING = contextlib.nullcontext()
-_recording = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 T = TypeVar("T")
 
 
 def within(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A range on this thread, if it is being profiled."""
-    return record_function(name) if _recording() else _NOTHING
+    """A range on this thread, if a profiler runs."""
+    return record_function(name) if profiler._is_profiler_enabled else _NOTHING
 
 
 def until_done(name: str, future: torch.futures.Future[T]) -> torch.futures.Future[T]:
-    """A range from now to the end of ``future``, if this thread is being profiled.
+    """A range from now to the end of ``future``, if a profiler runs.
 
     Returns a future with the same value or exception, which ends behind the range.
     """
-    if not _recording():
+    if not profiler._is_profiler_enabled:
         return future
     with record_function(name) as span:
         followed: torch.futures.Future[T] = span._call_end_callbacks_on_future(future)

@@ -39,7 +39,7 @@ def test_a_profile_shows_every_bucket(ranks, everywhere):
     for events in ranks.run(2, one_step, everywhere):
         buckets = [e for e in events if e[0] == BUCKET]
         work = [e for e in events if e[0] == WORK]
-        assert len(buckets) == 4  # one for each layer
+        assert len(buckets) == 2
         assert len(work) == (len(buckets) if everywhere else 0)
         assert all(end > begin for _, _, begin, end in buckets)
         for bucket, job in zip(buckets, work, strict=False):
