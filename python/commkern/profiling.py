@@ -8,6 +8,7 @@ shows ``commkern::reduce`` where the profile records all threads.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -23,13 +24,17 @@ def within(name: str) -> contextlib.AbstractContextManager[Any]:
     return record_function(name) if profiler._is_profiler_enabled else _NOTHING
 
 
-def until_done(name: str, future: torch.futures.Future[T]) -> torch.futures.Future[T]:
-    """A range from now to the end of ``future``, if a profiler runs.
+def until_done(
+    name: str, start: Callable[[], torch.futures.Future[T]]
+) -> torch.futures.Future[T]:
+    """What ``start`` returns, in a range from its call to the future's end, if a
+    profiler runs.
 
-    Returns a future with the same value or exception, which ends behind the range.
+    The future that is returned then ends behind the range, with the same value or
+    exception.
     """
     if not profiler._is_profiler_enabled:
-        return future
+        return start()
     with record_function(name) as span:
-        followed: torch.futures.Future[T] = span._call_end_callbacks_on_future(future)
+        followed: torch.futures.Future[T] = span._call_end_callbacks_on_future(start())
     return followed

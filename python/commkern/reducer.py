@@ -93,8 +93,10 @@ class Reducer:
                     self._close_step(step, backward)
             return buffer
 
-        future = _deliver(self.worker.submit(job), buffer, backward)
-        return profiling.until_done("commkern::bucket", future)
+        return profiling.until_done(
+            "commkern::bucket",
+            lambda: _deliver(self.worker.submit(job), buffer, backward),
+        )
 
     def _run(
         self,

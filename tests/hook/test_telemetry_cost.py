@@ -13,8 +13,8 @@ import commkern as ck
 from commkern.local_transport import LocalGroup
 
 NUMEL = 64 * 64
-#: Calls of Python functions and methods of C in a hook call and its job; 190 at most
-#: were counted when this was written.
+#: Calls of functions, of Python and of C, in a hook call and its job. 228 were counted
+#: when this was written, and 235 before there was any of this telemetry.
 MOST_CALLS = 250
 
 

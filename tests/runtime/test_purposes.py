@@ -57,7 +57,7 @@ def test_a_slow_peer_counts_as_exchange(way):
 
     first, _ = results(2, rank_body)
     assert first["exchange"] > 0.05e9
-    assert sum(first[purpose] for purpose in PURPOSES) < 0.05e9
+    assert sum(first[purpose] for purpose in PURPOSES) < first["exchange"]
 
 
 def buffers_in(value):
