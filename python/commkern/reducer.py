@@ -181,7 +181,7 @@ class Reducer:
         for parameter in parameters:
             name = self.name(parameter)
             if name not in self.residuals and not self._policy.is_exempt(name):
-                sizes[name] = real_numel(parameter)
+                sizes[name] = parameter.numel() * (1 + parameter.is_complex())
         if sizes:
             self.residuals.extend(sizes)
 

@@ -68,13 +68,13 @@ class CompressionState:
         deterministic: bool = False,
         grad_scaler: Any = None,
     ) -> None:
-        module = unwrapped(module)
-        check_module(module)
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
         check_feedback(self.compressor, self.feedback)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
+        module = unwrapped(module)
+        check_module(module)
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
         if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
