@@ -17,6 +17,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from commkern import kernels, reference
+from commkern.checkpoint import merge_state_dicts
 from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
     NVFP4,
@@ -40,6 +41,7 @@ from commkern.compressors import (
 from commkern.errors import (
     BackendError,
     CommkernError,
+    LedgerError,
     MismatchError,
     NonFiniteError,
     PayloadError,
@@ -72,6 +74,7 @@ __all__ = [
     "FixedPoint",
     "Float8",
     "Identity",
+    "LedgerError",
     "Microscaling",
     "MismatchError",
     "Natural",
@@ -94,6 +97,7 @@ __all__ = [
     "compressors",
     "decode",
     "kernels",
+    "merge_state_dicts",
     "reference",
     "register",
     "small_or_vector",

@@ -45,6 +45,12 @@ def check_module(module: Any) -> None:
 def _check_ddp(ddp: DistributedDataParallel) -> None:
     if getattr(ddp, "_use_python_reducer", False):
         raise TypeError(_PYTHON_REDUCER)
+    if getattr(ddp, "skip_all_reduce_unused_params", False):
+        raise ValueError(
+            "DDP was made with skip_all_reduce_unused_params=True, so that the hook "
+            "may not be called for the last bucket of a step; the hook serves "
+            "find_unused_parameters=True and static_graph=True"
+        )
     policy = getattr(ddp, "mixed_precision", None)
     if policy is not None:
         raise ValueError(
