@@ -48,12 +48,15 @@ from commkern.errors import (
     PeerError,
     PeerFailed,
     PeerLost,
+    ReplicasDiffer,
 )
 from commkern.feedback import ErrorFeedback
 from commkern.hooks import compression_hook, register
 from commkern.payload import Payload, decode
 from commkern.policy import small_or_vector
 from commkern.state import CompressionState
+from commkern.stats import write_stats
+from commkern.sync import check_sync
 from commkern.work import Work
 
 try:
@@ -86,12 +89,14 @@ __all__ = [
     "PeerLost",
     "Quantize",
     "ReduceState",
+    "ReplicasDiffer",
     "Rotated",
     "Sign",
     "Ternary",
     "TwoBit",
     "Work",
     "all_reduce",
+    "check_sync",
     "compression_hook",
     "compressor",
     "compressors",
@@ -101,4 +106,5 @@ __all__ = [
     "reference",
     "register",
     "small_or_vector",
+    "write_stats",
 ]
