@@ -91,13 +91,13 @@ class CompressionState:
         ledger: bool = False,
         sample_every: int = 0,
     ) -> None:
-        module = unwrapped(module)
-        check_module(module)
         self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
         check_feedback(self.compressor, self.feedback)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
+        module = unwrapped(module)
+        check_module(module)
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
         units = Units(grad_scaler, learning_rate)
