@@ -47,11 +47,12 @@ from commkern.errors import (
     PeerFailed,
     PeerLost,
 )
-from commkern.feedback import ErrorFeedback
+from commkern.feedback import EF21, ErrorFeedback
 from commkern.hooks import compression_hook, register
 from commkern.payload import Payload, decode
-from commkern.policy import small_or_vector
+from commkern.policy import Exempt, small_or_vector
 from commkern.state import CompressionState
+from commkern.step_schedule import Exponential, Steps
 from commkern.work import Work
 
 try:
@@ -60,6 +61,7 @@ except PackageNotFoundError:  # used from a source tree that was not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "EF21",
     "NVFP4",
     "QSGD",
     "BackendError",
@@ -69,6 +71,8 @@ __all__ = [
     "CompressionState",
     "Compressor",
     "ErrorFeedback",
+    "Exempt",
+    "Exponential",
     "FixedPoint",
     "Float8",
     "Identity",
@@ -85,6 +89,7 @@ __all__ = [
     "ReduceState",
     "Rotated",
     "Sign",
+    "Steps",
     "Ternary",
     "TwoBit",
     "Work",

@@ -8,8 +8,10 @@ import torch
 
 from commkern.compose import Settings
 from commkern.compressors import Identity
+from commkern.delayed import check_pending, load_pending, saved_pending
 from commkern.groups import GroupWorker
 from commkern.layout import Member
+from commkern.residuals import ResidualStore
 
 if TYPE_CHECKING:
     from commkern.state import CompressionState
@@ -20,30 +22,38 @@ _ANY_RANK = -1
 
 def state_dict(state: CompressionState) -> dict[str, Any]:
     """What `CompressionState.state_dict` returns."""
-    residuals = state.residuals
-    return _header(
-        state, state.reducer.worker.rank, state.reducer.worker.world_size
-    ) | {
-        "residuals": {name: residuals[name].clone() for name in residuals.names()},
+    state.wait()
+    worker = state.reducer.worker
+    return _header(state, worker.rank, worker.world_size) | {
+        key: {name: store[name].clone() for name in store.names()}
+        for key, store in state.reducer.stores.items()
     }
 
 
 def full_state_dict(state: CompressionState) -> dict[str, Any]:
     """The mean of all ranks' residuals, the same on every rank."""
-    worker, residuals = state.reducer.worker, state.residuals
-    names = residuals.names()
-    flat = torch.cat([residuals[name] for name in names] or [torch.zeros(0)])
+    state.wait()
+    means = {
+        key: _mean_over_ranks(state, store)
+        for key, store in state.reducer.stores.items()
+    }
+    return _header(state, _ANY_RANK, state.reducer.worker.world_size) | means
+
+
+def _mean_over_ranks(
+    state: CompressionState, store: ResidualStore
+) -> dict[str, torch.Tensor]:
+    worker, step, names = state.reducer.worker, state.step, store.names()
+    flat = torch.cat([store[name] for name in names] or [torch.zeros(0)])
     member = Member("residuals", flat.numel(), 0, Identity())
-    step = state.step
 
     def mean() -> None:
         plan = worker.plan([member], "float32", Settings(op="avg"))
         worker.run(plan, flat, seed=0, step=step)
 
     worker.call(mean)
-    pieces = torch.split(flat, [residuals[name].numel() for name in names])
-    means = {name: piece.clone() for name, piece in zip(names, pieces, strict=True)}
-    return _header(state, _ANY_RANK, worker.world_size) | {"residuals": means}
+    pieces = torch.split(flat, [store[name].numel() for name in names])
+    return {name: piece.clone() for name, piece in zip(names, pieces, strict=True)}
 
 
 def _header(state: CompressionState, rank: int, world_size: int) -> dict[str, Any]:
@@ -55,7 +65,7 @@ def _header(state: CompressionState, rank: int, world_size: int) -> dict[str, An
         "compressor": str(state.compressor),
         "feedback": str(state.feedback),
         "loss_scale": state.reducer.loss_scale,
-    }
+    } | saved_pending(state.reducer.delay)
 
 
 def load_state_dict(
@@ -71,21 +81,23 @@ def load_state_dict(
     if strict:
         _same("compressor", str(state.compressor), saved["compressor"])
         _same("feedback", str(state.feedback), saved["feedback"])
-    _check_residuals(state, saved["residuals"], strict=strict)
+    for key, store in state.reducer.stores.items():
+        _check_store(key, store, saved.get(key), strict=strict)
+    check_pending(state.reducer.delay, saved, strict=strict)
     state.step = saved["step"]
     state.reducer.loss_scale = saved["loss_scale"]
-    for name in state.residuals.names():
-        held = saved["residuals"].get(name)
-        view = state.residuals[name]
-        view.zero_() if held is None else view.copy_(held)
+    load_pending(state.reducer.delay, saved)
+    for key, store in state.reducer.stores.items():
+        for name in store.names():
+            held = saved.get(key, {}).get(name)
+            view = store[name]
+            view.zero_() if held is None else view.copy_(held)
 
 
 def _check_values(saved: dict[str, Any]) -> None:
-    step, residuals = saved.get("step"), saved.get("residuals")
+    step = saved.get("step")
     if not isinstance(step, int) or not 0 <= step < 2**63:
         raise ValueError(f"step of the saved state must be 0 or more, got {step!r}")
-    if not isinstance(residuals, dict):
-        raise TypeError(f"residuals of the saved state must be a dict, got {residuals}")
 
 
 def _check_place(worker: GroupWorker, saved: dict[str, Any]) -> None:
@@ -98,20 +110,22 @@ def _check_place(worker: GroupWorker, saved: dict[str, Any]) -> None:
         )
 
 
-def _check_residuals(
-    state: CompressionState, saved: dict[str, torch.Tensor], *, strict: bool
-) -> None:
-    known = set(state.residuals.names())
+def _check_store(key: str, store: ResidualStore, saved: Any, *, strict: bool) -> None:
+    if saved is None and not strict:
+        return
+    if not isinstance(saved, dict):
+        raise TypeError(f"{key} of the saved state must be a dict, got {saved}")
+    known = set(store.names())
     missing, unexpected = sorted(known - set(saved)), sorted(set(saved) - known)
     if strict and (missing or unexpected):
         raise ValueError(
-            f"parameters differ: missing in the saved state {missing}, "
+            f"{key}: parameters differ: missing in the saved state {missing}, "
             f"unexpected {unexpected}"
         )
     for name in known & set(saved):
         _same(
             f"elements of {name!r}",
-            state.residuals[name].numel(),
+            store[name].numel(),
             saved[name].numel(),
         )
 

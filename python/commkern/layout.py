@@ -21,7 +21,7 @@ class Member:
 
     ``offset`` is its first element in the data buffer, ``residual`` its first element
     in the residual buffers (None: no error feedback), ``row`` its row in the table of
-    committed versions.
+    committed versions. ``flush`` sends what was held back before, uncompressed.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Member:
     compressor: Compressor
     residual: int | None = None
     row: int = 0
+    flush: bool = False
 
     @property
     def parameter_id(self) -> int:
@@ -40,6 +41,8 @@ class Member:
 def effective(member: Member, dtype: str) -> Member:
     """The member itself, or without compression where that would not be smaller."""
     coder = member.compressor
+    if member.flush:
+        return member
     coded = align(coder.body_nbytes(member.numel, dtype), coder.alignment(dtype))
     if coded < _IDENTITY.body_nbytes(member.numel, dtype):
         return member

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
 
 from commkern.compose import Settings
+from commkern.delayed import Delay
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
+from commkern.feedback import Feedback
 from commkern.groups import GroupWorker, Outcome
 from commkern.inputs import real_view
 from commkern.layout import Member
@@ -37,11 +40,15 @@ class Reducer:
         names: Mapping[int, str],
         residuals: ResidualStore,
         *,
-        feedback: bool,
+        feedback: Feedback | None,
         grad_scaler: Any,
+        delay: Delay | None = None,
     ) -> None:
         self.worker = worker
         self.residuals = residuals
+        accumulates = feedback is not None and feedback.accumulates
+        self.estimates = ResidualStore({}, rollback=True) if accumulates else None
+        self.delay = delay
         self.stats = StepStats()
         self.step = 0
         self.loss_scale: float | None = None
@@ -60,9 +67,25 @@ class Reducer:
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
+        self.wait()
         self.worker = worker
         self._plans.clear()
         self.begin_step()
+        if self.delay is not None:
+            self.delay.load({}, None)
+
+    @property
+    def stores(self) -> dict[str, ResidualStore]:
+        """All that is kept for each parameter, by its key in a state_dict."""
+        stores = {"residuals": self.residuals}
+        return stores | (
+            {} if self.estimates is None else {"estimates": self.estimates}
+        )
+
+    def wait(self) -> None:
+        """Until no step is on its way any more."""
+        if self.delay is not None:
+            self.delay.wait()
 
     # --- a bucket -----------------------------------------------------------------
 
@@ -71,14 +94,27 @@ class Reducer:
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = [gradient.numel() for gradient in bucket.gradients()]
-        last, step = bucket.is_last(), self.step
+        last, step = bucket.is_last(), self._open_step(bucket.index() == 0)
         scale = self._grad_scaler.get_scale() if self._grad_scaler else None
 
-        def job() -> torch.Tensor:
-            self._run(parameters, sizes, buffer, step, scale, last)
-            return buffer
+        def run(gradients: torch.Tensor) -> None:
+            self._run(parameters, sizes, gradients, step, scale, last)
 
-        return _deliver(self.worker.submit(job), buffer)
+        if self.delay is None or not self._policy.has_begun(step):
+            return _deliver(self.worker.submit(partial(_reduced, run, buffer)), buffer)
+        named = dict(zip(map(self.name, parameters), sizes, strict=True))
+        before, fill = self.delay.trade(
+            self.worker.submit, run, buffer, named, scale=scale, last=last
+        )
+        return _deliver(before, buffer, fill)
+
+    def _open_step(self, first: bool) -> int:
+        """The step of a bucket that DDP hands over."""
+        if self.delay is None:
+            return self.step
+        if first:
+            self.delay.open_step(self.delay.next_step(self.step))
+        return self.delay.step
 
     def _run(
         self,
@@ -99,6 +135,7 @@ class Reducer:
             seed=self._settings.seed,
             step=step,
             residuals=self.residuals,
+            estimates=self.estimates,
         )
         self._note(plan, outcome)
         self.stats.add(plan, outcome, time.perf_counter_ns() - started)
@@ -109,7 +146,8 @@ class Reducer:
         if scale is None or scale == self.loss_scale:
             return
         if self.loss_scale is not None:
-            self.residuals.scale(scale / self.loss_scale)
+            for store in self.stores.values():
+                store.scale(scale / self.loss_scale)
         self.loss_scale = scale
 
     # --- a step -------------------------------------------------------------------
@@ -126,7 +164,8 @@ class Reducer:
     def _close_step(self, step: int) -> None:
         finite = self._finite
         if finite:
-            self.residuals.commit(sorted(self._touched))
+            for store in self.stores.values():
+                store.commit(sorted(self._touched))
         self.stats.close(step, committed=finite)
         self.step = step + 1
         self.begin_step()
@@ -163,7 +202,12 @@ class Reducer:
         if name not in self.residuals:
             return Member(name, size, offset, coder)
         place, row = self.residuals.offset(name), self.residuals.row(name)
-        return Member(name, size, offset, coder, place, row)
+        return Member(name, size, offset, coder, place, row, self._flushes(step))
+
+    def _flushes(self, step: int) -> bool:
+        """Whether an uncompressed step takes along what was held back."""
+        follows = self.estimates is not None or self._policy.has_begun(step)
+        return follows and self._policy.is_dense(step)
 
     def name(self, parameter: torch.Tensor) -> str:
         """The name of a parameter; ValueError for one of another module."""
@@ -177,7 +221,7 @@ class Reducer:
 
     def reserve(self, parameters: list[torch.Tensor]) -> None:
         """Residuals for the parameters that have none yet and need one."""
-        if not self._feedback:
+        if self._feedback is None:
             return
         sizes = {}
         for parameter in parameters:
@@ -185,19 +229,32 @@ class Reducer:
             if name not in self.residuals and not self._policy.is_exempt(name):
                 sizes[name] = parameter.numel() * (1 + parameter.is_complex())
         if sizes:
-            self.residuals.extend(sizes)
+            for store in self.stores.values():
+                store.extend(sizes)
+
+
+def _reduced(run: Callable[[torch.Tensor], None], buffer: torch.Tensor) -> torch.Tensor:
+    run(buffer)
+    return buffer
 
 
 def _deliver(
-    job: Future[torch.Tensor], buffer: torch.Tensor
+    job: Future[torch.Tensor],
+    buffer: torch.Tensor,
+    fill: Callable[[], None] | None = None,
 ) -> torch.futures.Future[torch.Tensor]:
     """The future that DDP waits for. A failure is raised by backward() itself: DDP
-    would turn an exception of the future into a cast error."""
+    would turn an exception of the future into a cast error.
+
+    ``fill`` writes what belongs into the buffer once the job is done, well or not.
+    """
     raised_by_backward = _raise_after_backward(job)
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def done(job: Future[torch.Tensor]) -> None:
         error = job.exception()
+        if fill is not None:
+            fill()
         if error is None or raised_by_backward:
             future.set_result(buffer)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,14 +10,21 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commkern import checkpoint
+from commkern.assignment import Choice, PerParameter
 from commkern.compose import NONFINITE, Settings
 from commkern.compressors import Compressor
-from commkern.compressors import compressor as read_compressor
+from commkern.delayed import Delay
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import worker
-from commkern.inputs import check_feedback, checked_bool, checked_seed, real_view
-from commkern.policy import Exempt, Policy, small_or_vector
+from commkern.inputs import (
+    check_feedback,
+    check_rollback,
+    checked_bool,
+    checked_seed,
+    real_view,
+)
+from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
@@ -28,15 +36,25 @@ class CompressionState:
     Parameters
     ----------
     process_group : the group of the DDP module; None is the default group
-    compressor : a compressor or its string form
-    feedback : "error", settings from ``commkern.feedback``, or None
+    compressor : a compressor or its string form, or one for each parameter
+        A dict or list of pairs (pattern of names, compressor), of which the first that
+        matches counts, or a callable ``(name, parameter) -> compressor``.
+    feedback : "error", "error:decay=0.9", "ef21", their settings, or None
     module : the model, or the DistributedDataParallel around it; names its parameters
     algorithm : "two_shot" or "auto"
-    exempt : callable ``(name, parameter) -> bool``, or None to compress everything
-        Exempt parameters travel uncompressed in the same messages. Must say the same on
-        every rank.
+    exempt : `Exempt`, a callable ``(name, parameter) -> bool``, or None
+        Exempt parameters travel uncompressed in the same messages; None exempts none.
+        Must say the same on every rank.
     start_step : int
         Steps before it reduce without compression.
+    schedule : dict of a compressor's field to a number that changes with the step
+        A number, `Exponential`, `Steps` or a callable ``step -> number``, for every
+        compressor that has the field; ``"inner.bits"`` is a field of a nested one.
+    dense_every : int or None
+        Each so many steps one goes uncompressed, and takes along what was held back.
+    delayed : bool
+        Hand out each step's result in the next step, zeros in the first, so that the
+        reduction goes on behind the next forward. Another algorithm: see docs/policies.
     seed : of the random draws, equal on all ranks
     nonfinite : "propagate", "raise" or "saturate"
         What becomes of NaN and Inf: they reach every rank (as NaN in their block);
@@ -54,31 +72,46 @@ class CompressionState:
     def __init__(
         self,
         process_group: Any = None,
-        compressor: str | Compressor = "quantize:bits=8",
+        compressor: Choice = "quantize:bits=8",
         *,
         module: torch.nn.Module,
         feedback: str | Feedback | None = "error",
         algorithm: str = "auto",
-        exempt: Exempt | None = small_or_vector,
+        exempt: Predicate | None = Exempt(),  # noqa: B008 - frozen
         start_step: int = 0,
+        schedule: Mapping[str, Any] | None = None,
+        dense_every: int | None = None,
+        delayed: bool = False,
         seed: int = 0,
         nonfinite: str = "propagate",
         rollback: bool = True,
         deterministic: bool = False,
         grad_scaler: Any = None,
     ) -> None:
-        self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
-        check_feedback(self.compressor, self.feedback)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
+        checked_bool("delayed", delayed)
+        check_rollback(self.feedback, rollback)
         if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
             raise TypeError(f"grad_scaler must have get_scale(), got {grad_scaler!r}")
-        resolve(algorithm, self.compressor.aggregation)
         runs = worker(_group_of(module, process_group))
-        self.compressor.check_world_size(runs.world_size)
+        parameters = _named_parameters(module)
+        self._parameter_names = list(parameters)
+        self._policy = Policy(
+            parameters,
+            compressor,
+            exempt=exempt,
+            start_step=start_step,
+            schedule=schedule,
+            dense_every=dense_every,
+        )
+        for coder in self._policy.known:
+            check_feedback(coder, self.feedback)
+            resolve(algorithm, coder.aggregation)
+            coder.check_world_size(runs.world_size)
         settings = Settings(
             op="avg",
             algorithm="two_shot" if deterministic else algorithm,
@@ -87,11 +120,7 @@ class CompressionState:
             rollback=rollback,
             deterministic=deterministic,
             seed=checked_seed(seed),
-        )
-        parameters = _named_parameters(module)
-        self._parameter_names = list(parameters)
-        self._policy = Policy(
-            parameters, self.compressor, exempt=exempt, start_step=start_step
+            policy=f"{self._policy} delayed={delayed}",
         )
         self.reducer = Reducer(
             runs,
@@ -99,24 +128,38 @@ class CompressionState:
             self._policy,
             {id(p): name for name, p in parameters.items()},
             ResidualStore({}, rollback=rollback),
-            feedback=self.feedback is not None,
+            feedback=self.feedback,
             grad_scaler=grad_scaler,
+            delay=Delay(_sizes(parameters)) if delayed else None,
         )
         self.reducer.reserve([p for p in parameters.values() if p.requires_grad])
 
     @property
+    def compressor(self) -> Compressor | PerParameter:
+        """What was given, read: a compressor, or what says it for each parameter."""
+        return self._policy.given
+
+    @property
     def step(self) -> int:
-        """The number of steps that are behind."""
+        """The number of steps that are behind; waits for one that is on its way."""
+        self.reducer.wait()
         return self.reducer.step
 
     @step.setter
     def step(self, step: int) -> None:
+        self.reducer.wait()
         self.reducer.step = step
 
     @property
     def residuals(self) -> ResidualStore:
         """The residuals, committed ones by parameter name."""
+        self.reducer.wait()
         return self.reducer.residuals
+
+    def wait(self) -> None:
+        """Until nothing is on its way (only with ``delayed``): before the process group
+        is destroyed. What went wrong is raised by the next backward pass."""
+        self.reducer.wait()
 
     # --- what users ask -----------------------------------------------------------
 
@@ -131,7 +174,8 @@ class CompressionState:
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
-        memory = {"residual_norm": norm, "state_nbytes": self.residuals.nbytes}
+        nbytes = sum(store.nbytes for store in self.reducer.stores.values())
+        memory = {"residual_norm": norm, "state_nbytes": nbytes}
         return self.reducer.stats.last() | memory
 
     def report(self) -> dict[str, str]:
@@ -172,7 +216,8 @@ class CompressionState:
         Raises ValueError where ranks are further apart.
         """
         joined = worker(process_group)
-        self.compressor.check_world_size(joined.world_size)
+        for coder in self._policy.known:
+            coder.check_world_size(joined.world_size)
         self.reducer.move_to(joined)
         group = process_group if process_group is not None else dist.group.WORLD
         lowest = torch.tensor(self.step)
@@ -184,7 +229,8 @@ class CompressionState:
                 "load a checkpoint"
             )
         if ahead == 1:
-            self.residuals.undo()
+            for store in self.reducer.stores.values():
+                store.undo()
             self.step -= 1
 
 
@@ -198,6 +244,10 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
             f"process_group is {given}, but the DDP module reduces over {own}"
         )
     return own
+
+
+def _sizes(parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    return {name: real_view(p).numel() for name, p in parameters.items()}
 
 
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
