@@ -31,7 +31,7 @@ struct ResidualScaleArgs {
 // nonfinite[row] (one byte a span, may be null) becomes 1 where a y is not finite.
 struct AccumulateArgs {
   SpanTable spans;
-  ConstBytes input;     // elements of the compute type; may be `output`
+  ConstBytes input;     // elements of the compute type, may be `output`
   MutableBytes output;  // `dtype` elements
   DType dtype = DType::kFloat32;
   Residual residual;

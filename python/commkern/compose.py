@@ -10,7 +10,13 @@ from typing import Any
 from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
 from commkern.feedback import accumulated
 from commkern.feedback import feedback as read_feedback
-from commkern.layout import Group, Member, dense_spans, group_members
+from commkern.layout import (
+    Group,
+    Member,
+    check_names,
+    dense_spans,
+    group_members,
+)
 from commkern.messages import Message, Messages
 from commkern.plan import (
     Complete,
@@ -71,7 +77,7 @@ def compose(
     Raises ValueError for an algorithm or a world size that a member's compressor does
     not allow and for two parameters whose names collide in CRC-32C.
     """
-    _check_names(members)
+    check_names(members)
     for coder in {member.compressor for member in members}:
         coder.check_world_size(world_size)
     schedules = {
@@ -82,17 +88,6 @@ def compose(
     return _Composer(groups, dtype, rank, world_size, settings).build(
         schedule(world_size, rank)
     )
-
-
-def _check_names(members: Sequence[Member]) -> None:
-    seen: dict[int, str] = {}
-    for member in members:
-        other = seen.setdefault(member.parameter_id, member.name)
-        if other != member.name:
-            raise ValueError(
-                f"parameters {other!r} and {member.name!r} have the same CRC-32C "
-                f"{member.parameter_id:#010x}; rename one of them"
-            )
 
 
 @dataclass

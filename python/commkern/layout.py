@@ -38,6 +38,18 @@ class Member:
         return hash_text(self.name)
 
 
+def check_names(members: Sequence[Member]) -> None:
+    """ValueError for two parameters whose names collide in CRC-32C."""
+    seen: dict[int, str] = {}
+    for member in members:
+        other = seen.setdefault(member.parameter_id, member.name)
+        if other != member.name:
+            raise ValueError(
+                f"parameters {other!r} and {member.name!r} have the same CRC-32C "
+                f"{member.parameter_id:#010x}; rename one of them"
+            )
+
+
 def effective(member: Member, dtype: str) -> Member:
     """The member itself, or without compression where that would not be smaller."""
     coder = member.compressor
