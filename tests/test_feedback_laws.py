@@ -80,7 +80,9 @@ def test_ef21_converges_for_constant_gradients(spec: str) -> None:
 
 def test_the_factor_says_something() -> None:
     deltas = [ck.compressor(spec).contraction("float32") for spec in BIASED]
-    strong = [d for d in deltas if d is not None and math.sqrt(1 - d) < math.sqrt(2) - 1]
+    strong = [
+        d for d in deltas if d is not None and math.sqrt(1 - d) < math.sqrt(2) - 1
+    ]
     assert len(strong) >= 3
 
 

@@ -238,7 +238,7 @@ def test_schedules_refused_at_construction(schedule, match):
 
 
 def test_schedule_must_be_a_mapping():
-    with pytest.raises(TypeError, match="schedule.*list"):
+    with pytest.raises(TypeError, match=r"schedule.*list"):
         policy(schedule=[("bits", 4)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -127,8 +128,7 @@ def spoilt(rank, world_size, policy):
         finite.append(all(torch.isfinite(grad).all().item() for grad in grads))
         stores.append(state.state_dict()["residuals"])
     same = [
-        all(torch.equal(a[n], b[n]) for n in a)
-        for a, b in zip(stores, stores[1:], strict=False)
+        all(torch.equal(a[n], b[n]) for n in a) for a, b in itertools.pairwise(stores)
     ]
     return finite, errors, same
 
