@@ -27,6 +27,7 @@ HADAMARD = ("test_hadamard.py",)
 QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
 FORMATS = ("test_formats.py", "test_formats_contract.py", "test_codes_oracle.py")
 FIXED_POINT = ("test_fixed_point.py",)
+FEEDBACK = ("test_feedback.py",)
 
 
 class Mutant(NamedTuple):
@@ -74,6 +75,18 @@ MUTANTS = [
         "const Floats after = before + error;",
         "const Floats after = error;",
         QUANTIZE,
+    ),
+    Mutant(
+        "gradient added to the residual",
+        "before - load_floats<T>(input, i);",
+        "before + load_floats<T>(input, i);",
+        FEEDBACK,
+    ),
+    Mutant(
+        "running sum read from the version that is written",
+        "load_floats<float>(sum.old_values, i)",
+        "load_floats<float>(sum.new_values, i)",
+        FEEDBACK,
     ),
     Mutant(
         "residual versions swapped",

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cast.h"
+#include "kernels/feedback.h"
 #include "kernels/fixed_point.h"
 #include "kernels/hadamard.h"
 #include "kernels/quantize.h"
@@ -17,6 +18,9 @@
   X(uncast, UncastArgs)                        \
   X(uncast_add, UncastArgs)                    \
   X(recast_sum, RecastSumArgs)                 \
+  X(residual_subtract, ResidualSubtractArgs)   \
+  X(residual_scale, ResidualScaleArgs)         \
+  X(accumulate, AccumulateArgs)                \
   X(block_exponents, BlockExponentsArgs)       \
   X(max_exponents, MaxExponentsArgs)           \
   X(fixed_quantize, FixedQuantizeArgs)         \
@@ -33,7 +37,7 @@
 namespace commkern {
 
 // Raise this whenever the list, an argument struct or Span changes.
-inline constexpr uint32_t kKernelTableVersion = 2;
+inline constexpr uint32_t kKernelTableVersion = 3;
 
 // How a module hands over its table: a capsule of this name. `version` comes first in
 // every version, so that it can be read before anything else is believed.

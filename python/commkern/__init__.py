@@ -50,12 +50,13 @@ from commkern.errors import (
     PeerLost,
     ReplicasDiffer,
 )
-from commkern.feedback import ErrorFeedback
+from commkern.feedback import EF21, ErrorFeedback
 from commkern.hooks import compression_hook, register
 from commkern.payload import Payload, decode
-from commkern.policy import small_or_vector
+from commkern.policy import Exempt, small_or_vector
 from commkern.state import CompressionState
 from commkern.stats import write_stats
+from commkern.step_schedule import Exponential, Steps
 from commkern.sync import check_sync
 from commkern.work import Work
 
@@ -65,6 +66,7 @@ except PackageNotFoundError:  # used from a source tree that was not installed
     __version__ = "0.0.0"
 
 __all__ = [
+    "EF21",
     "NVFP4",
     "QSGD",
     "BackendError",
@@ -74,6 +76,8 @@ __all__ = [
     "CompressionState",
     "Compressor",
     "ErrorFeedback",
+    "Exempt",
+    "Exponential",
     "FixedPoint",
     "Float8",
     "Identity",
@@ -92,6 +96,7 @@ __all__ = [
     "ReplicasDiffer",
     "Rotated",
     "Sign",
+    "Steps",
     "Ternary",
     "TwoBit",
     "Work",

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from commkern.delayed import check_pending, load_pending, saved_pending
 from commkern.groups import GroupWorker
 from commkern.ledger import mean_over_ranks
 from commkern.residuals import ResidualStore
 from commkern.units import Reading
 
 if TYPE_CHECKING:
+    from commkern.reducer import Reducer
     from commkern.state import CompressionState
 
 FORMAT = 2
@@ -27,13 +29,13 @@ def state_dict(state: CompressionState) -> dict[str, Any]:
     """What `CompressionState.state_dict` returns."""
     reducer = state.reducer
     place = {"rank": reducer.worker.rank, "world_size": reducer.worker.world_size}
-    return _header(state) | place | _values(reducer.stores)
+    return _header(state) | place | _values(reducer)
 
 
 def full_state_dict(state: CompressionState) -> dict[str, Any]:
     """The mean of all ranks' values, the same on every rank."""
     reducer = state.reducer
-    worker, values = reducer.worker, _values(reducer.stores)
+    worker, values = reducer.worker, _values(reducer)
     for key, named in values.items():
         means = mean_over_ranks(worker, reducer.step, list(named.values()))
         copies = [mean.clone() for mean in means]
@@ -88,11 +90,13 @@ def _by_rank(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(listed, key=lambda saved: int(saved["rank"]))
 
 
-def _values(stores: Mapping[str, ResidualStore]) -> dict[str, Any]:
-    return {
+def _values(reducer: Reducer) -> dict[str, dict[str, torch.Tensor]]:
+    reducer.wait()
+    values = {
         key: {name: store[name].clone() for name in store.names()}
-        for key, store in stores.items()
+        for key, store in reducer.stores.named().items()
     }
+    return values | saved_pending(reducer.delay)
 
 
 def _header(state: CompressionState) -> dict[str, Any]:
@@ -123,17 +127,31 @@ def load_state_dict(
     else:
         _check_place(reducer.worker, saved)
         _check_settings(state, saved, strict=strict)
-        for key, store in reducer.stores.items():
-            if key in saved or not key.startswith("ledger"):
-                _check_store(key, store, saved.get(key), strict=strict)
-                values[key] = saved[key]
+        for key, store in _stores_that_fit(reducer, saved).items():
+            _check_store(key, store, saved.get(key), strict=strict)
+            values[key] = saved[key]
+        check_pending(reducer.delay, saved, strict=strict)
+    reducer.wait()
     reducer.begin_step()
     reducer.step = saved["step"]
     reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
-    for key, store in reducer.stores.items():
+    for key, store in reducer.stores.named().items():
         store.replace(values.get(key, {}))
-    if reducer.ledger is not None and "ledger_given" not in values:
-        reducer.ledger.restart(reducer.residuals)
+    load_pending(reducer.delay, {} if reset else saved)
+    if "ledger_given" not in values:
+        reducer.stores.restart_ledger()
+
+
+def _stores_that_fit(
+    reducer: Reducer, saved: Mapping[str, Any]
+) -> dict[str, ResidualStore]:
+    """The stores to load: a ledger that was not kept starts anew, and residuals of a
+    feedback that accumulates mean something else than those of one that does not."""
+    stores = reducer.stores
+    if ("estimates" in saved) != (stores.estimates is not None):
+        return {}
+    named = stores.named().items()
+    return {k: s for k, s in named if k in saved or not k.startswith("ledger")}
 
 
 def _warn_of_reset(saved: Mapping[str, Any]) -> None:

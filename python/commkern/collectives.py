@@ -37,7 +37,7 @@ class ReduceState:
 
     Parameters
     ----------
-    feedback : "error", settings from ``commkern.feedback``, or None
+    feedback : "error", "error:decay=0.9", settings from ``commkern.feedback``, or None
     rollback : bool
         Keep the residual of the step before until a step is known to be finite (twice
         the memory). Without it, residuals are updated in place.
@@ -47,6 +47,11 @@ class ReduceState:
         self, feedback: str | Feedback | None = "error", *, rollback: bool = True
     ) -> None:
         self.feedback = read_feedback(feedback)
+        if self.feedback is not None and self.feedback.accumulates:
+            raise ValueError(
+                f"feedback {str(self.feedback)!r} is for the DDP hook; a ReduceState "
+                'takes "error", "error:decay=0.9" or None'
+            )
         self.rollback = checked_bool("rollback", rollback)
         self._entries: dict[str, _Entry] = {}
 

@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
-from commkern.layout import Group, Member, dense_spans, group_members
+from commkern.feedback import accumulated
+from commkern.feedback import feedback as read_feedback
+from commkern.layout import (
+    Group,
+    Member,
+    check_names,
+    dense_spans,
+    group_members,
+)
 from commkern.messages import Message, Messages
 from commkern.plan import (
     Begin,
@@ -54,6 +63,7 @@ class Settings:
     deterministic: bool = False
     seed: int = 0
     segments: int = 1
+    policy: str = ""
 
     def __str__(self) -> str:
         return ",".join(f"{k}={v}" for k, v in vars(self).items())
@@ -72,7 +82,7 @@ def compose(
     Raises ValueError for an algorithm or a world size that a member's compressor does
     not allow and for two parameters whose names collide in CRC-32C.
     """
-    _check_names(members)
+    check_names(members)
     for coder in {member.compressor for member in members}:
         coder.check_world_size(world_size)
     schedules = {
@@ -85,17 +95,6 @@ def compose(
     )
 
 
-def _check_names(members: Sequence[Member]) -> None:
-    seen: dict[int, str] = {}
-    for member in members:
-        other = seen.setdefault(member.parameter_id, member.name)
-        if other != member.name:
-            raise ValueError(
-                f"parameters {other!r} and {member.name!r} have the same CRC-32C "
-                f"{member.parameter_id:#010x}; rename one of them"
-            )
-
-
 @dataclass
 class _Composer:
     groups: tuple[Group, ...]
@@ -104,6 +103,14 @@ class _Composer:
     world_size: int
     settings: Settings
     buffers: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = self.settings.feedback
+        self._feedback = None if named == "None" else read_feedback(named)
+        self._accumulates = bool(self._feedback and self._feedback.accumulates)
+        # Where running sums take what is decoded, in the compute type.
+        short = self._accumulates and NBYTES[self.dtype] == 2
+        self._decoded = "decoded" if short else "data"
 
     def build(self, rounds: tuple[Round, ...]) -> Plan:
         reduce_round, gather_round = rounds
@@ -148,9 +155,11 @@ class _Composer:
             steps.append(Post(first_round + segment))
         for segment in segments:
             steps += self._compress(stage, segment, mine)
+            steps += self._settle(stage, segment, others)
         for segment in segments:
             steps += [Complete(first_round + segment), *self._reduce(stage, segment)]
             steps.append(Post(first_gather + segment))
+            steps += self._settle(stage, segment, mine)
             steps += self._decompress(stage, segment, mine)
         for segment in segments:
             steps.append(Complete(first_gather + segment))
@@ -193,6 +202,14 @@ class _Composer:
             "preambles_in": preambles,
             "preambles_expected": preambles,
         }
+        if self._accumulates:
+            self.buffers |= {
+                "estimate0": residual * 4,
+                "estimate1": residual * 4,
+                "estimate_committed": self.buffers["committed"],
+            }
+        if self._decoded == "decoded":
+            self.buffers["decoded"] = data * 4
 
     def _place_parts(self, stages: int, segments: int) -> None:
         """Where each sender's messages for this rank's chunk arrive, from its own
@@ -357,14 +374,39 @@ class _Composer:
         for group, spans in self._groups_with_spans(stage, segment, owners):
             if group.compressor.stages > stage + 1:
                 continue
-            steps += group.compressor.decompress_calls(
+            adds = self._accumulates and group.feedback
+            calls = group.compressor.decompress_calls(
                 self._operands(group, stage, spans, WHO_REDUCED),
                 self._whole("result"),
-                self._whole("data"),
+                self._whole(self._decoded if adds else "data"),
                 scale=scale,
                 nonfinite=self._whole("nonfinite"),
             )
+            steps += accumulated(calls, self._sum_fields(spans)) if adds else calls
         return steps
+
+    # --- feedback -----------------------------------------------------------------
+
+    def _settle(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
+        """What the feedback does to residuals that all coding has written to."""
+        steps: list[Step] = []
+        for group, spans in self._groups_with_spans(stage, segment, owners):
+            last = group.compressor.stages == stage + 1
+            if last and group.feedback and self._feedback is not None:
+                on = self._operands(group, stage, spans, self.rank)
+                steps += self._feedback.settle_calls(on, self._whole("data"))
+        return steps
+
+    def _sum_fields(self, spans: SpanTable) -> dict[str, Any]:
+        names = ("estimate0", "estimate1", "estimate_committed")
+        return {
+            "spans": spans,
+            "input": self._whole(self._decoded),
+            "output": self._whole("data"),
+            "dtype": self.dtype,
+            "residual": tuple(self._whole(name) for name in names),
+            "nonfinite": self._whole("nonfinite"),
+        }
 
     def _write_header(self, buffer: str, message: Message) -> WriteHeader:
         place = self._place(buffer, message)

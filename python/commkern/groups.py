@@ -169,16 +169,18 @@ class GroupWorker:
         seed: int,
         step: int,
         residuals: ResidualStore | None = None,
+        estimates: ResidualStore | None = None,
     ) -> Outcome:
         """Reduce ``data`` (flat, contiguous) in place; called on the worker's thread.
 
         Elements of parameters that no rank used become 0, and their residual is one
-        that the caller must not commit.
+        that the caller must not commit. ``estimates`` are the running sums of plans
+        whose feedback accumulates.
         """
         workspace = self._workspace.views(plan)
         for name in FLAGS:
             workspace.arrays[name].fill(0)
-        buffers = _external(data, residuals) | workspace.arrays
+        buffers = _external(data, residuals, estimates) | workspace.arrays
         sent = self.transport.bytes_sent
         try:
             bound = self.transport.bind(plan, workspace.tensors, step)
@@ -215,15 +217,15 @@ def _without_frames(error: Exception) -> Exception:
         return CommkernError(f"an earlier call failed with {error!r}")
 
 
-def _external(data: torch.Tensor, residuals: ResidualStore | None) -> dict[str, Bytes]:
+def _external(data: torch.Tensor, *stores: ResidualStore | None) -> dict[str, Bytes]:
     """The buffers that the caller owns."""
-    if residuals is None:
-        return dict.fromkeys(EXTERNAL, _NOTHING) | {"data": as_bytes(data)}
-    first, second = residuals.versions
-    owned = (data, first, second, residuals.committed)
-    return {
-        name: as_bytes(tensor) for name, tensor in zip(EXTERNAL, owned, strict=True)
-    }
+    owned = [as_bytes(data)]
+    for store in stores:
+        if store is None:
+            owned += [_NOTHING] * 3
+        else:
+            owned += [as_bytes(t) for t in (*store.versions, store.committed)]
+    return dict(zip(EXTERNAL, owned, strict=True))
 
 
 _WORKERS: weakref.WeakKeyDictionary[Any, GroupWorker] = weakref.WeakKeyDictionary()

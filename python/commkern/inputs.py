@@ -91,6 +91,24 @@ def check_feedback(coder: Compressor, feedback: Feedback | None) -> None:
         )
 
 
+def check_rollback(feedback: Feedback | None, rollback: bool) -> None:
+    """ValueError where feedback needs two versions of its state and gets one."""
+    if feedback is not None and feedback.needs_rollback and not rollback:
+        raise ValueError(
+            f"feedback {str(feedback)!r} needs rollback=True, got False: a step "
+            "that is spoilt in place would leave results and residuals apart for ever"
+        )
+
+
+def check_owing(feedback: Feedback | None) -> None:
+    """ValueError where residuals are not what is owed, and follow no learning rate."""
+    if feedback is not None and feedback.accumulates:
+        raise ValueError(
+            "learning_rate= rescales what error feedback still owes, and "
+            f"{str(feedback)!r} owes nothing: learning_rate must be None with it"
+        )
+
+
 def checked_bool(what: str, value: Any) -> bool:
     """TypeError for anything but True and False."""
     if not isinstance(value, bool):

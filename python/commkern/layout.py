@@ -21,7 +21,7 @@ class Member:
 
     ``offset`` is its first element in the data buffer, ``residual`` its first element
     in the residual buffers (None: no error feedback), ``row`` its row in the table of
-    committed versions.
+    committed versions. ``flush`` sends what was held back before, uncompressed.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Member:
     compressor: Compressor
     residual: int | None = None
     row: int = 0
+    flush: bool = False
 
     @property
     def parameter_id(self) -> int:
@@ -37,9 +38,23 @@ class Member:
         return hash_text(self.name)
 
 
+def check_names(members: Sequence[Member]) -> None:
+    """ValueError for two parameters whose names collide in CRC-32C."""
+    seen: dict[int, str] = {}
+    for member in members:
+        other = seen.setdefault(member.parameter_id, member.name)
+        if other != member.name:
+            raise ValueError(
+                f"parameters {other!r} and {member.name!r} have the same CRC-32C "
+                f"{member.parameter_id:#010x}; rename one of them"
+            )
+
+
 def effective(member: Member, dtype: str) -> Member:
     """The member itself, or without compression where that would not be smaller."""
     coder = member.compressor
+    if member.flush:
+        return member
     coded = align(coder.body_nbytes(member.numel, dtype), coder.alignment(dtype))
     if coded < _IDENTITY.body_nbytes(member.numel, dtype):
         return member

@@ -16,7 +16,11 @@ from commkern.compressors.base import KernelCall
 from commkern.layout import Member
 
 #: Buffers that the caller owns; all others are workspace.
-EXTERNAL = ("data", "residual0", "residual1", "committed")
+EXTERNAL = (
+    "data",
+    *("residual0", "residual1", "committed"),
+    *("estimate0", "estimate1", "estimate_committed"),
+)
 #: Workspace that must be zero before a run.
 FLAGS = ("touched", "nonfinite")
 REGISTERS = ("seed", "step")

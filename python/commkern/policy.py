@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 
+from commkern.assignment import assign, check_patterns
 from commkern.compressors import Compressor, Identity
+from commkern.step_schedule import FieldSchedules
 
-Exempt = Callable[[str, torch.Tensor], bool]
+Predicate = Callable[[str, torch.Tensor], bool]
 
 _IDENTITY = Identity()
 
@@ -21,45 +26,127 @@ def small_or_vector(name: str, parameter: torch.Tensor) -> bool:
     return parameter.dim() <= 1 or parameter.numel() < 1024
 
 
+@dataclass(frozen=True)
+class Exempt:
+    """Parameters that travel uncompressed: those to which any of these applies.
+
+    Parameters
+    ----------
+    min_numel : fewer elements than this
+    max_dim : as many dimensions as this, or fewer
+    names : patterns of names, as ``"*.embed.*"``
+        A name with a capital letter differs from one without.
+    predicate : callable ``(name, parameter) -> bool``
+
+    The default is `small_or_vector`. Raises TypeError and ValueError for what makes no
+    sense; a pattern that matches nothing is refused where the parameters are known.
+    """
+
+    min_numel: int = 1024
+    max_dim: int = 1
+    names: tuple[str, ...] = ()
+    predicate: Predicate | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("min_numel", "max_dim"):
+            value = getattr(self, field)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{field} must be an int, 0 or more, got {value!r}")
+        listed = isinstance(self.names, (tuple, list))
+        if not listed or not all(isinstance(name, str) for name in self.names):
+            raise TypeError(f"names must be a list of patterns, got {self.names!r}")
+        object.__setattr__(self, "names", tuple(self.names))
+        _check_predicate("predicate", self.predicate)
+
+    def __call__(self, name: str, parameter: torch.Tensor) -> bool:
+        """Whether the parameter is exempt."""
+        return (
+            parameter.dim() <= self.max_dim
+            or parameter.numel() < self.min_numel
+            or any(fnmatchcase(name, pattern) for pattern in self.names)
+            or bool(self.predicate is not None and self.predicate(name, parameter))
+        )
+
+
 class Policy:
-    """The compressors of a module's parameters, as a function of name and step."""
+    """The compressors of a module's parameters, as a function of name and step.
+
+    ``given`` is the choice of compressors as it was read.
+    """
 
     def __init__(
         self,
         parameters: Mapping[str, torch.Tensor],
-        compressor: Compressor,
+        compressor: Any,
         *,
-        exempt: Exempt | None,
-        start_step: int,
+        exempt: Predicate | None,
+        start_step: int = 0,
+        schedule: Mapping[str, Any] | None = None,
+        dense_every: int | None = None,
     ) -> None:
-        _check_exempt(exempt)
-        _check_start_step(start_step)
-        self._compressor = compressor
+        _check_predicate("exempt", exempt)
+        _check_int("start_step", start_step, 0)
+        if dense_every is not None:
+            _check_int("dense_every", dense_every, 1)
+        if isinstance(exempt, Exempt):
+            check_patterns("exempt", exempt.names, parameters)
+        without = {n for n, p in parameters.items() if exempt and exempt(n, p)}
+        self.given, chosen = assign(compressor, parameters, without)
+        self._chosen = {n: c for n, c in chosen.items() if c != _IDENTITY}
+        self._distinct = tuple(dict.fromkeys(chosen.values()))
         self._start_step = start_step
-        self._exempt = {
-            name for name, p in parameters.items() if exempt and exempt(name, p)
-        }
+        self._dense_every = dense_every
+        self._schedule = FieldSchedules(schedule)
+        self._schedule.check_fields(self._distinct)
+        self.known = self._known()
+
+    def _known(self) -> list[Compressor]:
+        """Every compressor that is known to come up; raises for what is refused."""
+        found = {c: None for one in self._distinct for c in self._schedule.known(one)}
+        if isinstance(self.given, Compressor):
+            found[self.given] = None
+        return list(found)
+
+    def __str__(self) -> str:
+        return (
+            f"start_step={self._start_step} dense_every={self._dense_every} "
+            f"schedule={self._schedule}"
+        )
 
     def phase(self, step: int) -> Hashable:
         """Equal for two steps in which every parameter has the same compressor."""
-        return step < self._start_step
+        if self.has_begun(step) and not self.is_dense(step):
+            return tuple(self._schedule.at(coder, step) for coder in self._distinct)
+        return self.has_begun(step)
 
     def compressor(self, name: str, step: int) -> Compressor:
         """The compressor of a parameter in a step."""
-        if step < self._start_step or self.is_exempt(name):
+        coder = self._chosen.get(name)
+        if coder is None or self.is_dense(step):
             return _IDENTITY
-        return self._compressor
+        return self._schedule.at(coder, step)
+
+    def has_begun(self, step: int) -> bool:
+        """Whether steps are compressed by now."""
+        return step >= self._start_step
+
+    def is_dense(self, step: int) -> bool:
+        """Whether nothing is compressed in a step."""
+        if not self.has_begun(step):
+            return True
+        every = self._dense_every
+        return every is not None and (step - self._start_step + 1) % every == 0
 
     def is_exempt(self, name: str) -> bool:
         """Whether a parameter is never compressed."""
-        return name in self._exempt
+        return name not in self._chosen
 
 
-def _check_start_step(start_step: int) -> None:
-    if not isinstance(start_step, int) or start_step < 0:
-        raise ValueError(f"start_step must be an int, 0 or more, got {start_step!r}")
+def _check_int(what: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what} must be an int, {least} or more, got {value!r}")
 
 
-def _check_exempt(exempt: Exempt | None) -> None:
-    if exempt is not None and not callable(exempt):
-        raise TypeError(f"exempt must be callable or None, got {exempt!r}")
+def _check_predicate(what: str, predicate: Any) -> None:
+    if predicate is not None and not callable(predicate):
+        raise TypeError(f"{what} must be callable or None, got {predicate!r}")

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from commkern import profiling
+from commkern.bucket_plans import BucketPlans
 from commkern.compose import Settings
-from commkern.dtypes import dtype_name
+from commkern.delayed import Delay
+from commkern.delivery import Backward, deliver
 from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
-from commkern.inputs import real_numel, real_view
-from commkern.layout import Member
-from commkern.ledger import Ledger
+from commkern.inputs import real_view
 from commkern.plan import Plan
 from commkern.policy import Policy
-from commkern.residuals import ResidualStore
 from commkern.sampling import Sampler
-from commkern.stats import Backward, StepStats
+from commkern.stats import StepStats
+from commkern.stores import Stores
 from commkern.units import Reading, Units
 from commkern.watch import Watch
-
-_PLANS_KEPT = 256
-Layout = tuple[int, ...]  # the ids of a bucket's parameters
 
 
 class Reducer:
@@ -41,114 +37,112 @@ class Reducer:
         settings: Settings,
         policy: Policy,
         names: Mapping[int, str],
-        residuals: ResidualStore,
-        *,
-        feedback: bool,
+        stores: Stores,
         units: Units,
-        ledger: Ledger | None,
+        *,
+        delay: Delay | None = None,
         sample_every: int = 0,
     ) -> None:
         self.worker = worker
-        self.residuals = residuals
-        self.ledger = ledger
+        self.stores = stores
         self.units = units
+        self.delay = delay
         self.stats = StepStats()
         self.sampler = Sampler(sample_every)
         self.step = 0
         self._settings = settings
         self._policy = policy
-        self._names = names
-        self._feedback = feedback
-        self._plans: dict[Any, Plan] = {}
-        self._layout_before: set[Layout] = set()
         self._watch = Watch()
-        self._backward = Backward()
+        self._backward = Backward()  # of the newest step, as is
+        self._scale = 1.0  # its loss scale
+        self.plans = BucketPlans(names, policy, stores, settings, self._watch)
         self.begin_step()
-
-    def begin_step(self) -> None:
-        """Forget what the buckets of an unfinished step told."""
-        self._layout: set[Layout] = set()
-        self._touched: set[int] = set()
-        self._finite = True
-        self.sampler.drop()
-        self.stats.drop()
-        if self.ledger is not None:
-            self.ledger.forget_step()
-
-    def move_to(self, worker: GroupWorker) -> None:
-        """Go on in another group."""
-        self.worker = worker
-        self._plans.clear()
-        self.begin_step()
-
-    @property
-    def stores(self) -> dict[str, ResidualStore]:
-        """All that is kept for each parameter, by its key in a state_dict."""
-        stores = {"residuals": self.residuals}
-        return stores | (self.ledger.stores() if self.ledger is not None else {})
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the stores take."""
-        return sum(store.nbytes for store in self.stores.values())
 
     @property
     def seed(self) -> int:
         """Of the random draws."""
         return self._settings.seed
 
+    def move_to(self, worker: GroupWorker) -> None:
+        """Go on in another group."""
+        self.wait()
+        self.worker = worker
+        self.plans.clear()
+        self.begin_step()
+        if self.delay is not None:
+            self.delay.load({}, 1.0)
+
+    def wait(self) -> None:
+        """Until no step is on its way any more."""
+        if self.delay is not None:
+            self.delay.wait()
+
     # --- a bucket -----------------------------------------------------------------
 
     def submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Hand a bucket to the group's worker."""
+        return profiling.until_done("commkern::bucket", lambda: self._submit(bucket))
+
+    def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
-        parameters = bucket.parameters()
-        sizes = _sizes(parameters, buffer)
-        last, step = bucket.is_last(), self.step
+        parameters, last = bucket.parameters(), bucket.is_last()
+        sizes = self.plans.sizes(parameters, buffer)
         units = None
         if bucket.index() == 0:
             units, self._backward = self.units.read(), Backward()
-        backward = self._backward
+            self._scale = units.loss_scale or self.units.current.loss_scale
+        step, backward = self._step_of(units), self._backward
 
-        def job() -> torch.Tensor:
+        def reduce(gradients: torch.Tensor) -> torch.Tensor:
             with profiling.within("commkern::reduce"):
-                self._run(parameters, sizes, buffer, step, units)
+                self._run(parameters, sizes, gradients, step, units)
                 if last:
                     self._close_step(step, backward)
-            return buffer
+            return gradients
 
-        return profiling.until_done(
-            "commkern::bucket",
-            lambda: _deliver(self.worker.submit(job), buffer, backward),
+        if self.delay is None or not self._policy.has_begun(step):
+            return deliver(self.worker.submit(lambda: reduce(buffer)), buffer, backward)
+        before, fill = self.delay.trade(
+            self.worker.submit, reduce, buffer, sizes, scale=self._scale, last=last
         )
+        return deliver(before, buffer, backward, fill)
+
+    def _step_of(self, units: Reading | None) -> int:
+        """The step of a bucket that DDP hands over, the first one with ``units``."""
+        if self.delay is None:
+            return self.step
+        if units is not None:
+            self.delay.open_step(self.delay.next_step(self.step))
+        return self.delay.step
 
     def _run(
         self,
-        parameters: list[torch.Tensor],
-        sizes: list[int],
+        parameters: Sequence[torch.Tensor],
+        sizes: Mapping[str, int],
         buffer: torch.Tensor,
         step: int,
         units: Reading | None,
     ) -> None:
-        """Reduce one bucket."""
+        """Reduce one bucket, the first of a step with its ``units``."""
         started = time.perf_counter_ns()
         if units is not None:
             self._open_step(units)
-        data = real_view(buffer)
-        plan = self._plan(parameters, sizes, data, step)
-        seed, sampled = self._settings.seed, self.sampler.due(step)
+        data, stores = real_view(buffer), self.stores
+        plan = self.plans.plan(self.worker, parameters, sizes, data.dtype, step)
+        sampled = self.sampler.due(step)
         if sampled:
-            self.sampler.take(plan, data, self.residuals, seed=seed, step=step)
-        given = None if self.ledger is None else self._counted(data)
+            self.sampler.take(plan, data, stores.residuals, seed=self.seed, step=step)
+        given = None if stores.ledger is None else self._counted(data)
         outcome = self.worker.run(
             plan,
             buffer,
-            seed=seed,
+            seed=self.seed,
             step=step,
-            residuals=self.residuals,
+            residuals=stores.residuals,
+            estimates=stores.estimates,
         )
-        if self.ledger is not None and given is not None:
-            self.ledger.note(plan.members, given, data)
+        if stores.ledger is not None and given is not None:
+            stores.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
         self._watch.bucket_done(plan, outcome, data, look=sampled)
         self.stats.add(plan, outcome, time.perf_counter_ns() - started)
@@ -160,15 +154,22 @@ class Reducer:
         limit = torch.finfo(data.dtype).max / (2 * self.worker.world_size)
         return data.nan_to_num(0.0, limit, -limit)
 
+    # --- a step -------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Forget what the buckets of an unfinished step told."""
+        self._touched: set[int] = set()
+        self._finite = True
+        self.plans.open_step()
+        self.stores.forget_step()
+        self.sampler.drop()
+        self.stats.drop()
+
     def _open_step(self, units: Reading) -> None:
         self.begin_step()  # a backward pass before may have been abandoned
-        self.residuals.keep()
+        self.stores.open_step()
         gradients, residuals = self.units.follow(units)
-        if gradients * residuals != 1.0:
-            for store in self.stores.values():
-                store.scale(gradients * residuals)
-
-    # --- a step -------------------------------------------------------------------
+        self.stores.scale(gradients * residuals)
 
     def _note(self, plan: Plan, outcome: Outcome) -> None:
         used = (
@@ -181,14 +182,13 @@ class Reducer:
 
     def _close_step(self, step: int, backward: Backward) -> None:
         finite = self._finite
-        if finite:
-            self.residuals.commit(sorted(self._touched))
-        if self.ledger is not None:
-            self._count(self.ledger, finite=finite)
+        self.stores.close_step(sorted(self._touched), finite=finite)
         self.sampler.close(step)
-        self.stats.close(step, committed=finite, exposed_ns=backward.exposed_ns())
+        exposed_ns = self._exposed_ns(backward)
+        self.stats.close(step, committed=finite, exposed_ns=exposed_ns)
         self._watch.step_done(step, **self.stats.bytes())
-        self._follow_layout()
+        if self.plans.close_step():  # DDP's first bucket holds everything
+            self.worker.release_scratch()
         self.step = step + 1
         self.begin_step()
         if not finite and self._settings.nonfinite == "raise":
@@ -196,122 +196,8 @@ class Reducer:
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
             )
 
-    def _follow_layout(self) -> None:
-        """Give scratch memory back after a rebuild: DDP's first bucket holds all."""
-        if self._layout != self._layout_before:
-            self.worker.release_scratch()
-        self._layout_before = self._layout
-
-    def _count(self, ledger: Ledger, *, finite: bool) -> None:
-        if finite:
-            ledger.commit()
-        elif not self.residuals.rollback:  # the step's contribution is lost
-            ledger.restart(self.residuals)
-
-    # --- layout -------------------------------------------------------------------
-
-    def _plan(
-        self,
-        parameters: list[torch.Tensor],
-        sizes: list[int],
-        buffer: torch.Tensor,
-        step: int,
-    ) -> Plan:
-        phase = self._policy.phase(step)
-        layout = tuple(map(id, parameters))
-        self._layout.add(layout)
-        key = (layout, buffer.dtype, phase)
-        if key not in self._plans:
-            self.reserve(parameters)
-            members, offset = [], 0
-            for parameter, size in zip(parameters, sizes, strict=True):
-                members.append(self._member(self.name(parameter), size, offset, step))
-                offset += size
-            dtype = dtype_name(buffer.dtype)
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.clear()
-            self._plans[key] = self.worker.plan(members, dtype, self._settings)
-            self._watch.plan_built(self._plans[key], members, step)
-        return self._plans[key]
-
-    def _member(self, name: str, size: int, offset: int, step: int) -> Member:
-        coder = self._policy.compressor(name, step)
-        if name not in self.residuals:
-            return Member(name, size, offset, coder)
-        place, row = self.residuals.offset(name), self.residuals.row(name)
-        return Member(name, size, offset, coder, place, row)
-
-    def name(self, parameter: torch.Tensor) -> str:
-        """The name of a parameter; ValueError for one of another module."""
-        try:
-            return self._names[id(parameter)]
-        except KeyError:
-            raise ValueError(
-                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is "
-                "not in the module that this state was made for"
-            ) from None
-
-    def reserve(self, parameters: list[torch.Tensor]) -> None:
-        """Room for the parameters that have none yet and need some."""
-        sizes = {self.name(p): real_numel(p) for p in parameters}
-        if self.ledger is not None:
-            self.ledger.reserve(sizes)
-        new = {
-            name: size
-            for name, size in sizes.items()
-            if name not in self.residuals and not self._policy.is_exempt(name)
-        }
-        if new and self._feedback:
-            self.residuals.extend(new)
-
-
-def _sizes(parameters: list[torch.Tensor], buffer: torch.Tensor) -> list[int]:
-    """Elements of each parameter in a bucket, in reals.
-
-    Not those of ``bucket.gradients()``, which counts a complex element as one.
-    """
-    sizes = [real_numel(parameter) for parameter in parameters]
-    if sum(sizes) != real_numel(buffer):
-        raise TypeError(
-            f"the parameters of this bucket hold {sum(sizes)} real numbers, DDP's "
-            f"buffer {real_numel(buffer)} of dtype {buffer.dtype}: this version of "
-            "torch cannot reduce complex parameters"
-        )
-    return sizes
-
-
-def _deliver(
-    job: Future[torch.Tensor], buffer: torch.Tensor, backward: Backward
-) -> torch.futures.Future[torch.Tensor]:
-    """The future that DDP waits for. A failure is raised by backward() itself, and
-    outside of a backward pass (DDP's join calls the hook there) by the hook: DDP loses
-    an exception of the future, or turns it into a cast error."""
-    if not _raise_after_backward(job, backward):
-        job.result()
-    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    job.add_done_callback(lambda _: future.set_result(buffer))
-    return future
-
-
-def _raise_after_backward(job: Future[torch.Tensor], backward: Backward) -> bool:
-    """Let backward() raise the job's exception once DDP has finished its own work, and
-    note when the pass is through with its computing.
-
-    False outside of a backward pass.
-    """
-    engine = torch.autograd.Variable._execution_engine
-
-    def check() -> None:
-        job.result()
-
-    def computed() -> None:
-        backward.end()
-        engine.queue_callback(check)
-
-    try:
-        # Twice queued: DDP's own callback is queued between the two, and runs between.
-        engine.queue_callback(computed)
-    except RuntimeError:
-        backward.end()
-        return False
-    return True
+    def _exposed_ns(self, backward: Backward) -> int:
+        """How long a backward pass has been waiting for the step: its own or, where
+        results come a step later, the next one."""
+        waiting = self._backward
+        return 0 if self.delay and waiting is backward else waiting.exposed_ns()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,19 +12,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commkern import checkpoint, copies
 from commkern.admission import check_module, unwrapped
+from commkern.assignment import Choice, PerParameter
 from commkern.compose import NONFINITE, Settings
 from commkern.compressors import Compressor
-from commkern.compressors import compressor as read_compressor
+from commkern.delayed import Delay
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.groups import worker
-from commkern.inputs import check_feedback, checked_bool, checked_seed, real_view
-from commkern.ledger import Ledger, check_countable
+from commkern.inputs import (
+    check_feedback,
+    check_owing,
+    check_rollback,
+    checked_bool,
+    checked_seed,
+    real_numel,
+    real_view,
+)
+from commkern.ledger import check_countable
 from commkern.per_rank import PerRank
-from commkern.policy import Exempt, Policy, small_or_vector
+from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
+from commkern.stores import Stores
 from commkern.units import Units
 from commkern.watch import registered
 
@@ -35,15 +45,25 @@ class CompressionState:
     Parameters
     ----------
     process_group : the group of the DDP module; None is the default group
-    compressor : a compressor or its string form
-    feedback : "error", settings from ``commkern.feedback``, or None
+    compressor : a compressor or its string form, or one for each parameter
+        A dict or list of pairs (pattern of names, compressor), of which the first that
+        matches counts, or a callable ``(name, parameter) -> compressor``.
+    feedback : "error", "error:decay=0.9", "ef21", their settings, or None
     module : the model, or the DistributedDataParallel around it; names its parameters
     algorithm : "two_shot" or "auto"
-    exempt : callable ``(name, parameter) -> bool``, or None to compress everything
-        Exempt parameters travel uncompressed in the same messages. Must say the same on
-        every rank.
+    exempt : `Exempt`, a callable ``(name, parameter) -> bool``, or None
+        Exempt parameters travel uncompressed in the same messages; None exempts none.
+        Must say the same on every rank.
     start_step : int
         Steps before it reduce without compression.
+    schedule : dict of a compressor's field to a number that changes with the step
+        A number, `Exponential`, `Steps` or a callable ``step -> number``, for every
+        compressor that has the field; ``"inner.bits"`` is a field of a nested one.
+    dense_every : int or None
+        Each so many steps one goes uncompressed, and takes along what was held back.
+    delayed : bool
+        Hand out each step's result in the next step, zeros in the first, so that the
+        reduction goes on behind the next forward. Another algorithm: see docs/policies.
     seed : of the random draws, equal on all ranks
     nonfinite : "propagate", "raise" or "saturate"
         What becomes of NaN and Inf: they reach every rank (as NaN in their block);
@@ -75,13 +95,16 @@ class CompressionState:
     def __init__(
         self,
         process_group: Any = None,
-        compressor: str | Compressor = "quantize:bits=8",
+        compressor: Choice = "quantize:bits=8",
         *,
         module: torch.nn.Module,
         feedback: str | Feedback | None = "error",
         algorithm: str = "auto",
-        exempt: Exempt | None = small_or_vector,
+        exempt: Predicate | None = Exempt(),  # noqa: B008 - frozen
         start_step: int = 0,
+        schedule: Mapping[str, Any] | None = None,
+        dense_every: int | None = None,
+        delayed: bool = False,
         seed: int = 0,
         nonfinite: str = "propagate",
         rollback: bool = True,
@@ -91,21 +114,35 @@ class CompressionState:
         ledger: bool = False,
         sample_every: int = 0,
     ) -> None:
-        self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
-        check_feedback(self.compressor, self.feedback)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
         module = unwrapped(module)
         check_module(module)
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
+        checked_bool("delayed", delayed)
+        check_rollback(self.feedback, rollback)
         units = Units(grad_scaler, learning_rate)
+        if learning_rate is not None:
+            check_owing(self.feedback)
         if checked_bool("ledger", ledger):
             check_countable(self.feedback)
-        resolve(algorithm, self.compressor.aggregation)
         runs = worker(_group_of(module, process_group))
-        self.compressor.check_world_size(runs.world_size)
+        parameters = _named_parameters(module)
+        self._parameter_names = list(parameters)
+        self._policy = Policy(
+            parameters,
+            compressor,
+            exempt=exempt,
+            start_step=start_step,
+            schedule=schedule,
+            dense_every=dense_every,
+        )
+        for coder in self._policy.known:
+            check_feedback(coder, self.feedback)
+            resolve(algorithm, coder.aggregation)
+            coder.check_world_size(runs.world_size)
         settings = Settings(
             op="avg",
             algorithm="two_shot" if deterministic else algorithm,
@@ -114,24 +151,21 @@ class CompressionState:
             rollback=rollback,
             deterministic=deterministic,
             seed=checked_seed(seed),
+            policy=f"{self._policy} delayed={delayed}",
         )
-        parameters = _named_parameters(module)
-        self._parameter_names = list(parameters)
-        self._policy = Policy(
-            parameters, self.compressor, exempt=exempt, start_step=start_step
-        )
+        sizes = {name: real_numel(p) for name, p in parameters.items()}
         self._reducer: Reducer | None = Reducer(
             runs,
             settings,
             self._policy,
             {id(p): name for name, p in parameters.items()},
-            ResidualStore({}, rollback=rollback),
-            feedback=self.feedback is not None,
-            units=units,
-            ledger=Ledger() if ledger else None,
+            Stores(self.feedback, rollback=rollback, ledger=ledger),
+            units,
+            delay=Delay(sizes) if delayed else None,
             sample_every=sample_every,
         )
-        self.reducer.reserve([p for p in parameters.values() if p.requires_grad])
+        trained = {n: size for n, size in sizes.items() if parameters[n].requires_grad}
+        self.reducer.plans.reserve(trained)
         exempt_names = {name for name in parameters if self._policy.is_exempt(name)}
         registered(self, parameters, exempt_names)
 
@@ -146,18 +180,31 @@ class CompressionState:
         return self._reducer
 
     @property
+    def compressor(self) -> Compressor | PerParameter:
+        """What was given, read: a compressor, or what says it for each parameter."""
+        return self._policy.given
+
+    @property
     def step(self) -> int:
-        """The number of steps that are behind."""
+        """The number of steps that are behind; waits for one that is on its way."""
+        self.reducer.wait()
         return self.reducer.step
 
     @step.setter
     def step(self, step: int) -> None:
+        self.reducer.wait()
         self.reducer.step = step
 
     @property
     def residuals(self) -> ResidualStore:
         """The residuals, committed ones by parameter name."""
-        return self.reducer.residuals
+        self.reducer.wait()
+        return self.reducer.stores.residuals
+
+    def wait(self) -> None:
+        """Until nothing is on its way (only with ``delayed``): before the process group
+        is destroyed. What went wrong is raised by the next backward pass."""
+        self.reducer.wait()
 
     # --- what users ask -----------------------------------------------------------
 
@@ -180,7 +227,7 @@ class CompressionState:
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
-        memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
+        memory = {"residual_norm": norm, "state_nbytes": self.reducer.stores.nbytes}
         sampled = {"sampled": self.reducer.sampler.last()}
         return self.reducer.stats.last() | memory | sampled
 
@@ -203,9 +250,10 @@ class CompressionState:
         ValueError without ``ledger=True``.
         """
         reducer = self.reducer
-        if reducer.ledger is None:
+        ledger = reducer.stores.ledger
+        if ledger is None:
             raise ValueError("check_ledger() needs ledger=True, got ledger=False")
-        return reducer.ledger.check(reducer.worker, self.step, [self.residuals])
+        return ledger.check(reducer.worker, self.step, [self.residuals])
 
     # --- saving, loading, copying -------------------------------------------------
 
@@ -286,7 +334,8 @@ class CompressionState:
         further apart, a later step has begun there, or ``rollback`` is off.
         """
         reducer, joined = self.reducer, worker(process_group)
-        self.compressor.check_world_size(joined.world_size)
+        for coder in self._policy.known:
+            coder.check_world_size(joined.world_size)
         reducer.move_to(joined)
         group = process_group if process_group is not None else dist.group.WORLD
         back_to = self.step - self.residuals.can_undo
@@ -299,10 +348,9 @@ class CompressionState:
                 f"{reached} only (this one is at step {self.step}); load a checkpoint"
             )
         if self.step > lowest:
-            self.residuals.undo()
+            reducer.stores.undo()
             self.step = lowest
-        if reducer.ledger is not None:
-            reducer.ledger.restart(self.residuals)
+        reducer.stores.restart_ledger()
 
 
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
@@ -315,6 +363,10 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
             f"process_group is {given}, but the DDP module reduces over {own}"
         )
     return own
+
+
+def _sizes(parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    return {name: real_view(p).numel() for name, p in parameters.items()}
 
 
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -18,22 +17,6 @@ _ACCOUNTS = {
 }
 _BYTES = ("bytes_sent", "bytes_dense")
 _TIMES = (*_ACCOUNTS, "other_ms", "hook_ms", "exposed_ms", "last_bucket_ms")
-
-
-class Backward:
-    """When the backward pass of a step was through with its own computing."""
-
-    ended_ns: int | None = None
-
-    def end(self) -> None:
-        """The pass has computed its last gradient, or there is none; first call."""
-        if self.ended_ns is None:
-            self.ended_ns = time.perf_counter_ns()
-
-    def exposed_ns(self) -> int:
-        """How long it has been waiting by now for what we do."""
-        ended = self.ended_ns
-        return 0 if ended is None else time.perf_counter_ns() - ended
 
 
 class StepStats:

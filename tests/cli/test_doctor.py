@@ -27,7 +27,8 @@ def test_it_leaves_the_isa_as_it_was():
 
 def written(arguments):
     fields = ("output", "flags", "data", "payload")
-    return next(arguments[field] for field in fields if field in arguments)
+    found = (arguments[field] for field in fields if field in arguments)
+    return next(found) if set(fields) & set(arguments) else arguments["residual"][1]
 
 
 @pytest.mark.parametrize("broken", reference.KERNELS)

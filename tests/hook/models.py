@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -87,3 +88,43 @@ def everything() -> list[str]:
     """String forms that cover every registered compressor."""
     more = ["quantize:bits=4", "quantize:bits=4,rounding=stochastic"]
     return [*ck.compressors(), *more, "fixed_point:bits=8"]
+
+
+def resumed(rank: int, world_size: int, settings: dict[str, Any]) -> tuple[str, str]:
+    """Digests of 6 steps in one go, and of 3 after a checkpoint behind the first 3."""
+    ddp = make()
+    state = ck.register(ddp, seed=5, **settings)
+    train(ddp, rank, range(3))
+    saved = {"hook": state.state_dict(), "model": ddp.module.state_dict()}
+    file = io.BytesIO()
+    torch.save(saved, file)
+    train(ddp, rank, range(3, 6))
+    file.seek(0)
+    saved = torch.load(file)
+    again = make(seed=99)
+    again.module.load_state_dict(saved["model"])
+    restored = ck.register(again, seed=5, **settings)
+    restored.load_state_dict(saved["hook"])
+    train(again, rank, range(3, 6))
+    state.wait()
+    assert restored.step == 6
+    return digest(ddp), digest(again)
+
+
+def steps_seen(
+    rank: int, settings: dict[str, Any], steps: int = 6, **kwargs: Any
+) -> list[dict[str, dict[str, torch.Tensor]]]:
+    """What every step had and left, by name: local gradients, results, the stores."""
+    ddp = make(**kwargs)
+    state = ck.register(ddp, **settings)
+    seen: list[dict[str, dict[str, torch.Tensor]]] = []
+
+    def note(step: int) -> None:
+        saved = state.state_dict()
+        results = {n: p.grad.clone() for n, p in ddp.module.named_parameters()}
+        stores = {k: v for k, v in saved.items() if isinstance(v, dict)}
+        seen.append({"given": local_gradients(ddp, rank, step), "results": results})
+        seen[-1] |= stores
+
+    train(ddp, rank, range(steps), after_backward=note)
+    return seen

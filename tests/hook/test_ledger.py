@@ -119,7 +119,7 @@ def sixteen_bits(rank, world_size, dtype, spoil):
     state = ck.register(ddp, "quantize:bits=4", ledger=True)
     train(ddp, rank, range(8), loss_scale=1024.0, lr=1e-5)
     if spoil:
-        returned = state.reducer.ledger.stores()["ledger_returned"]
+        returned = state.reducer.stores.ledger.stores()["ledger_returned"]
         returned["layers.1.weight"].mul_(1 + spoil)
     return state.check_ledger()
 
@@ -143,7 +143,7 @@ def lost(rank, world_size, what):
     if rank == 1 and what == "nan":
         state.residuals["layers.2.weight"][7] = float("nan")
     if rank == 1 and what == "result":
-        state.reducer.ledger.stores()["ledger_returned"]["layers.2.bias"][3] += 0.5
+        state.reducer.stores.ledger.stores()["ledger_returned"]["layers.2.bias"][3] += 0.5
     with pytest.raises(ck.LedgerError) as caught:
         state.check_ledger()
     return str(caught.value)

@@ -9,6 +9,7 @@ import pytest
 from tests.kernels.harness import filler
 from tests.kernels.test_cast import cast_case, uncast_case
 from tests.kernels.test_cast import sum_case as recast_case
+from tests.kernels.test_feedback import accumulate_case, scale_case, subtract_case
 from tests.kernels.test_fixed_point import decode_case as fixed_decode_case
 from tests.kernels.test_fixed_point import exponents_case, fixed_case, max_case
 from tests.kernels.test_fixed_point import sum_case as fixed_sum_case
@@ -39,6 +40,9 @@ def cases() -> dict[str, dict[str, Any]]:
         "uncast": uncasting,
         "uncast_add": uncasting,
         "recast_sum": recast_case(casting, 2),
+        "residual_subtract": subtract_case("float32", [40, 7], "committed"),
+        "residual_scale": scale_case([40, 7], "committed"),
+        "accumulate": accumulate_case("float32", [40, 7], "committed"),
         "block_exponents": exponents_case(fixed),
         "max_exponents": max_case(fixed, 2),
         "fixed_quantize": fixed,

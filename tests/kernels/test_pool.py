@@ -16,6 +16,7 @@ import torch
 from tests.kernels.harness import Copies, assert_same, encode, filler
 from tests.kernels.test_cast import cast_case, uncast_case
 from tests.kernels.test_cast import sum_case as recast_case
+from tests.kernels.test_feedback import accumulate_case, scale_case, subtract_case
 from tests.kernels.test_fixed_point import decode_case as fixed_decode_case
 from tests.kernels.test_fixed_point import exponents_case, fixed_case, max_case
 from tests.kernels.test_fixed_point import sum_case as fixed_sum_case
@@ -58,6 +59,14 @@ def all_cases(lengths: list[int], magnitude: float = 1.0) -> dict[str, dict[str,
     reference.fixed_quantize(**fixed_coded | {"residual": None})
     fixed_decoding = fixed_decode_case(fixed, fixed_coded["payload"])
     fixed_decoding["output"] = scaled[: len(fixed_decoding["output"])].copy()
+    subtracting = subtract_case("float32", lengths, "two versions")
+    accumulating = accumulate_case("float32", lengths, "two versions")
+    scaling = scale_case(lengths, "two versions")
+    for case in (subtracting, accumulating, scaling):
+        for version in case["residual"]:
+            version *= np.float32(magnitude)
+        if "input" in case:
+            case["input"] = scaled[: len(case["input"])]
     spans, _ = spans_of(lengths)
     dense = {"spans": spans, "dtype": "float32"}
     flags = np.zeros(len(lengths), np.uint8)
@@ -71,6 +80,9 @@ def all_cases(lengths: list[int], magnitude: float = 1.0) -> dict[str, dict[str,
         "uncast": uncasting,
         "uncast_add": uncasting,
         "recast_sum": cast_parts,
+        "residual_subtract": subtracting,
+        "residual_scale": scaling,
+        "accumulate": accumulating,
         "block_exponents": exponents_case(fixed),
         "max_exponents": max_case(fixed, 3),
         "fixed_quantize": fixed,

@@ -233,6 +233,34 @@ def _recast_sum(dtype: str) -> Arguments:
     }
 
 
+# --- feedback -------------------------------------------------------------------------
+
+
+def _written_residual() -> tuple[Any, Any, Any]:
+    old, new, committed = _residual()
+    return old, new + 1 / 3, committed
+
+
+def _residual_subtract(dtype: str) -> Arguments:
+    fields = {"input": _values(dtype, 1), "residual": _written_residual()}
+    return {"spans": _spans()} | fields
+
+
+def _residual_scale(_: str) -> Arguments:
+    return {"spans": _spans(), "residual": _written_residual(), "factor": 0.9}
+
+
+def _accumulate(dtype: str) -> Arguments:
+    wide = "float64" if dtype == "float64" else "float32"
+    return {
+        "spans": _spans(),
+        "input": _values(wide, 1),
+        "output": _values(dtype, 2),
+        "residual": _residual(),
+        "nonfinite": _zeros(2),
+    }
+
+
 # --- fixed point ----------------------------------------------------------------------
 
 
@@ -351,6 +379,9 @@ _BUILDERS: dict[str, Builder] = {
     "uncast": _only(_uncast),
     "uncast_add": _only(_uncast),
     "recast_sum": _only(_recast_sum),
+    "residual_subtract": _only(_residual_subtract),
+    "residual_scale": _only(_residual_scale),
+    "accumulate": _only(_accumulate),
     "block_exponents": _only(_block_exponents),
     "max_exponents": _only(_max_exponents),
     "fixed_quantize": _only(_fixed_quantize),

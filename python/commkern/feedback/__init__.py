@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from commkern.feedback.base import Feedback, feedback
+from commkern.feedback.ef21 import EF21, accumulated
 from commkern.feedback.error import ErrorFeedback
 
-__all__ = ["ErrorFeedback", "Feedback", "feedback"]
+__all__ = ["EF21", "ErrorFeedback", "Feedback", "accumulated", "feedback"]

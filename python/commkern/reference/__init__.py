@@ -10,6 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from commkern.reference.cast import cast, recast_sum, uncast, uncast_add
+from commkern.reference.feedback import (
+    accumulate,
+    residual_scale,
+    residual_subtract,
+)
 from commkern.reference.fixed_point import (
     block_exponents,
     fixed_dequantize,
@@ -44,6 +49,9 @@ KERNELS = [
     "uncast",
     "uncast_add",
     "recast_sum",
+    "residual_subtract",
+    "residual_scale",
+    "accumulate",
     "block_exponents",
     "max_exponents",
     "fixed_quantize",
@@ -61,6 +69,7 @@ KERNELS = [
 __all__ = [
     "KERNELS",
     "absmax",
+    "accumulate",
     "block_exponents",
     "cast",
     "dequantize",
@@ -77,6 +86,8 @@ __all__ = [
     "quantize",
     "recast_sum",
     "requantize_sum",
+    "residual_scale",
+    "residual_subtract",
     "saturate",
     "sum",
     "uncast",

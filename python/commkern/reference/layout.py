@@ -230,6 +230,19 @@ class Residual:
         kept = values.astype(np.float32)
         target[:] = np.where(np.isfinite(kept), kept, self.read(row)).view(np.uint8)
 
+    def written(self, row: Any) -> Floats:
+        """What the version that this step writes holds so far, fp32."""
+        raw = self._at(1 - self._committed_version(row), row)
+        values: Floats = raw.copy().view(np.float32)
+        return values
+
+    def revise(self, row: Any, values: Floats) -> None:
+        """Replace it where the values are finite in fp32."""
+        target = self._at(1 - self._committed_version(row), row)
+        revised = values.astype(np.float32)
+        kept = np.where(np.isfinite(revised), revised, self.written(row))
+        target[:] = kept.view(np.uint8)
+
     def add(self, row: Any, values: Floats, where: Bits) -> None:
         """Add to the version that this step writes, one fp32 addition each."""
         target = self._at(1 - self._committed_version(row), row)

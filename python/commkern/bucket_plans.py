@@ -1,0 +1,126 @@
+"""The plans of a module's buckets, by parameter and by what is in force in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from commkern.compose import Settings
+from commkern.dtypes import dtype_name
+from commkern.groups import GroupWorker
+from commkern.inputs import real_numel
+from commkern.layout import Member
+from commkern.plan import Plan
+from commkern.policy import Policy
+from commkern.stores import Stores
+from commkern.watch import Watch
+
+_PLANS_KEPT = 256
+_Layout = tuple[int, ...]  # the ids of a bucket's parameters
+
+
+class BucketPlans:
+    """Builds the plan of a bucket when it first comes; ``names`` maps the id of a
+    parameter to its name."""
+
+    def __init__(
+        self,
+        names: Mapping[int, str],
+        policy: Policy,
+        stores: Stores,
+        settings: Settings,
+        watch: Watch,
+    ) -> None:
+        self._names = names
+        self._policy = policy
+        self._stores = stores
+        self._settings = settings
+        self._watch = watch
+        self._plans: dict[Any, Plan] = {}
+        self._seen: set[_Layout] = set()
+        self._seen_before: set[_Layout] = set()
+
+    def clear(self) -> None:
+        """Forget every plan."""
+        self._plans.clear()
+
+    def open_step(self) -> None:
+        """No bucket of the step has come yet."""
+        self._seen = set()
+
+    def close_step(self) -> bool:
+        """Whether DDP had other buckets in this step than in the one before."""
+        rebuilt = self._seen != self._seen_before
+        self._seen_before = self._seen
+        return rebuilt
+
+    def sizes(
+        self, parameters: Sequence[torch.Tensor], buffer: torch.Tensor
+    ) -> dict[str, int]:
+        """Elements of each parameter of a bucket, in reals, by name.
+
+        Not those of ``bucket.gradients()``, which counts a complex element as one.
+        """
+        sizes = {self.name(p): real_numel(p) for p in parameters}
+        held, wanted = real_numel(buffer), sum(sizes.values())
+        if wanted != held:
+            raise TypeError(
+                f"the parameters of this bucket hold {wanted} real numbers, DDP's "
+                f"buffer {held} of dtype {buffer.dtype}: this version of torch cannot "
+                "reduce complex parameters"
+            )
+        return sizes
+
+    def plan(
+        self,
+        worker: GroupWorker,
+        parameters: Sequence[torch.Tensor],
+        sizes: Mapping[str, int],
+        dtype: torch.dtype,
+        step: int,
+    ) -> Plan:
+        """The plan of a bucket in a step."""
+        layout = tuple(map(id, parameters))
+        self._seen.add(layout)
+        key = layout, dtype, self._policy.phase(step)
+        found = self._plans.get(key)
+        if found is None:
+            self.reserve(sizes)
+            members, offset = [], 0
+            for name, size in sizes.items():
+                members.append(self._member(name, size, offset, step))
+                offset += size
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            found = worker.plan(members, dtype_name(dtype), self._settings)
+            self._plans[key] = found
+            self._watch.plan_built(found, members, step)
+        return found
+
+    def reserve(self, sizes: Mapping[str, int]) -> None:
+        """Room in the stores for the parameters that have none yet and need some."""
+        self._stores.reserve(sizes, lambda name: not self._policy.is_exempt(name))
+
+    def _member(self, name: str, size: int, offset: int, step: int) -> Member:
+        coder, residuals = self._policy.compressor(name, step), self._stores.residuals
+        if name not in residuals:
+            return Member(name, size, offset, coder)
+        place, row = residuals.offset(name), residuals.row(name)
+        return Member(name, size, offset, coder, place, row, self._flushes(step))
+
+    def _flushes(self, step: int) -> bool:
+        """Whether an uncompressed step takes along what was held back."""
+        follows = self._stores.estimates is not None or self._policy.has_begun(step)
+        return follows and self._policy.is_dense(step)
+
+    def name(self, parameter: torch.Tensor) -> str:
+        """The name of a parameter; ValueError for one of another module."""
+        try:
+            return self._names[id(parameter)]
+        except KeyError:
+            raise ValueError(
+                f"DDP reduces a parameter of shape {tuple(parameter.shape)} that is "
+                "not in the module that this state was made for"
+            ) from None

@@ -1,0 +1,190 @@
+"""Results that reach the optimizer one step later, while the next step computes."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+Submit = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
+
+
+class _Flight:
+    """One step's results, on their way or here; by parameter name.
+
+    ``scale`` is the loss scale that they hold. ``done`` is the last bucket's job, None
+    as long as DDP has not handed it over.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.scale = 1.0
+        self.results: dict[str, torch.Tensor] = {}
+        self.done: Future[torch.Tensor] | None = None
+        self._error: Exception | None = None
+
+    def job(
+        self,
+        reduce: Callable[[torch.Tensor], torch.Tensor],
+        gradients: torch.Tensor,
+        pieces: Mapping[str, torch.Tensor],
+        *,
+        last: bool,
+    ) -> Callable[[], torch.Tensor]:
+        """Reduce one bucket; the last job raises what any of them raised."""
+
+        def run() -> torch.Tensor:
+            try:
+                reduce(gradients)
+            except Exception as error:
+                self._error = self._error or error
+                raise
+            finally:
+                self.results.update(pieces)
+            if last and self._error is not None:
+                raise self._error
+            return gradients
+
+        return run
+
+    def fill(self, pieces: Mapping[str, torch.Tensor], scale: float) -> None:
+        """Write the results into a bucket's gradients, in units of another loss scale;
+        zeros where there is none."""
+        for name, gradient in pieces.items():
+            found = self.results.get(name)
+            if found is None:
+                gradient.zero_()
+                continue
+            gradient.copy_(found)
+            if scale != self.scale:
+                gradient.mul_(scale / self.scale)
+
+
+class Delay:
+    """Trades each step's gradients for the results of the step before.
+
+    ``sizes`` are the elements of every parameter.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+        self._newest: _Flight | None = None
+        self._before = _landed({}, 1.0)
+
+    def next_step(self, committed: int) -> int:
+        """The step that a new backward pass belongs to."""
+        newest = self._newest
+        if newest is not None and newest.done is not None and not newest.done.done():
+            return newest.step + 1
+        return committed
+
+    def open_step(self, step: int) -> None:
+        """The first bucket of a step comes."""
+        if self._newest is not None and self._newest.done is not None:
+            self._before = self._newest
+        self._newest = _Flight(step)
+
+    @property
+    def step(self) -> int:
+        """The step whose buckets come."""
+        assert self._newest is not None
+        return self._newest.step
+
+    def trade(
+        self,
+        submit: Submit,
+        reduce: Callable[[torch.Tensor], torch.Tensor],
+        buffer: torch.Tensor,
+        sizes: Mapping[str, int],
+        *,
+        scale: float,
+        last: bool,
+    ) -> tuple[Future[torch.Tensor], Callable[[], None]]:
+        """Send a copy of a bucket on its way.
+
+        Returns the job of the step before, and what writes its results into the bucket
+        once it is done.
+        """
+        before, flight = self._before, self._newest
+        assert flight is not None
+        assert before.done is not None
+        gradients = buffer.clone()
+        job = flight.job(reduce, gradients, _pieces(gradients, sizes), last=last)
+        future = submit(job)
+        if last:
+            flight.done = future
+        flight.scale = scale
+        bucket = _pieces(buffer, sizes)
+        return before.done, lambda: before.fill(bucket, scale)
+
+    def wait(self) -> None:
+        """Until all that was sent on its way is done, well or not."""
+        if self._newest is not None and self._newest.done is not None:
+            concurrent.futures.wait([self._newest.done])
+
+    def pending(self) -> dict[str, torch.Tensor]:
+        """Copies of the results that the next step hands out, by parameter name."""
+        self.wait()
+        newest = self._newest
+        flight = newest if newest is not None and newest.done else self._before
+        return {name: flight.results[name].clone() for name in sorted(flight.results)}
+
+    def load(self, results: Mapping[str, torch.Tensor], scale: float) -> None:
+        """Hand out these results next, which hold this loss scale, and forget what is
+        on its way."""
+        self._newest = None
+        self._before = _landed(results, scale)
+
+
+def _landed(results: Mapping[str, torch.Tensor], scale: float) -> _Flight:
+    flight = _Flight(-1)
+    flight.scale = scale
+    flight.results = {name: result.clone() for name, result in results.items()}
+    flight.done = Future()
+    flight.done.set_result(torch.zeros(0))
+    return flight
+
+
+def _pieces(buffer: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    split = torch.split(buffer, list(sizes.values()))
+    return dict(zip(sizes, split, strict=True))
+
+
+# --- checkpoints ----------------------------------------------------------------------
+
+
+def saved_pending(delay: Delay | None) -> dict[str, dict[str, torch.Tensor]]:
+    """What a state_dict holds of a delay: the results that come next."""
+    return {} if delay is None else {"pending": delay.pending()}
+
+
+def check_pending(
+    delay: Delay | None, saved: Mapping[str, Any], *, strict: bool
+) -> None:
+    """ValueError or TypeError for saved results that cannot be handed out."""
+    here, there = delay is not None, "pending" in saved
+    if strict and here != there:
+        raise ValueError(f"delayed: this state has {here}, the saved one {there}")
+    if delay is None or not there:
+        return
+    pending, sizes = saved["pending"], delay.sizes
+    if not isinstance(pending, dict):
+        raise TypeError(f"pending of the saved state must be a dict, got {pending!r}")
+    unexpected = sorted(pending.keys() - sizes.keys())
+    if strict and unexpected:
+        raise ValueError(f"pending: unexpected parameters {unexpected}")
+    for name in pending.keys() & sizes.keys():
+        if pending[name].numel() != sizes[name]:
+            raise ValueError(
+                f"pending result of {name!r}: expected {sizes[name]} elements, got "
+                f"{pending[name].numel()}"
+            )
+
+
+def load_pending(delay: Delay | None, saved: Mapping[str, Any]) -> None:
+    """Go on with the saved results, which `check_pending` has seen."""
+    if delay is not None:
+        delay.load(saved.get("pending", {}), saved.get("loss_scale") or 1.0)

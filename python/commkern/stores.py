@@ -1,0 +1,88 @@
+"""What the hook keeps for each parameter from one step to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from commkern.feedback import Feedback
+from commkern.ledger import Ledger
+from commkern.residuals import ResidualStore
+
+
+class Stores:
+    """Residuals and, where asked for, the running sums of feedback that accumulates and
+    the ledger: reserved, committed, scaled and saved together."""
+
+    def __init__(
+        self, feedback: Feedback | None, *, rollback: bool, ledger: bool
+    ) -> None:
+        self._feeds = feedback is not None
+        accumulates = feedback is not None and feedback.accumulates
+        self.residuals = ResidualStore({}, rollback=rollback)
+        self.estimates = ResidualStore({}, rollback=True) if accumulates else None
+        self.ledger = Ledger() if ledger else None
+
+    def named(self) -> dict[str, ResidualStore]:
+        """All stores, by their key in a state_dict."""
+        ledger = {} if self.ledger is None else self.ledger.stores()
+        return self._versioned() | ledger
+
+    def _versioned(self) -> dict[str, ResidualStore]:
+        estimates = {} if self.estimates is None else {"estimates": self.estimates}
+        return {"residuals": self.residuals} | estimates
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that they take."""
+        return sum(store.nbytes for store in self.named().values())
+
+    def reserve(self, sizes: Mapping[str, int], coded: Callable[[str], bool]) -> None:
+        """Room for the parameters that have none yet; only ``coded`` ones are fed."""
+        if self.ledger is not None:
+            self.ledger.reserve(sizes)
+        new = {n: size for n, size in sizes.items() if n not in self.residuals}
+        fed = {n: size for n, size in new.items() if self._feeds and coded(n)}
+        if fed:
+            for store in self._versioned().values():
+                store.extend(fed)
+
+    def scale(self, factor: float) -> None:
+        """Multiply everything."""
+        if factor != 1.0:
+            for store in self.named().values():
+                store.scale(factor)
+
+    # --- a step -------------------------------------------------------------------
+
+    def open_step(self) -> None:
+        """What the step before committed can no longer be taken back."""
+        for store in self._versioned().values():
+            store.keep()
+
+    def forget_step(self) -> None:
+        """Count nothing of the step that is open."""
+        if self.ledger is not None:
+            self.ledger.forget_step()
+
+    def close_step(self, rows: list[int], *, finite: bool) -> None:
+        """Make what the step wrote for these rows the committed version, if all of its
+        results are finite."""
+        if finite:
+            for store in self._versioned().values():
+                store.commit(rows)
+        if self.ledger is None:
+            return
+        if finite:
+            self.ledger.commit()
+        elif not self.residuals.rollback:  # the step's contribution is lost
+            self.ledger.restart(self.residuals)
+
+    def undo(self) -> None:
+        """Take the last commit back."""
+        for store in self._versioned().values():
+            store.undo()
+
+    def restart_ledger(self) -> None:
+        """Start the ledger's sums anew from the residuals that there are."""
+        if self.ledger is not None:
+            self.ledger.restart(self.residuals)
