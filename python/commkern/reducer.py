@@ -94,7 +94,7 @@ class Reducer:
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = [gradient.numel() for gradient in bucket.gradients()]
-        last, step = bucket.is_last(), self._open_step(bucket.index() == 0)
+        last, step = bucket.is_last(), self._step_of(bucket.index() == 0)
         scale = self._grad_scaler.get_scale() if self._grad_scaler else None
 
         def run(gradients: torch.Tensor) -> None:
@@ -108,7 +108,7 @@ class Reducer:
         )
         return _deliver(before, buffer, fill)
 
-    def _open_step(self, first: bool) -> int:
+    def _step_of(self, first: bool) -> int:
         """The step of a bucket that DDP hands over."""
         if self.delay is None:
             return self.step
