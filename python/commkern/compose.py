@@ -264,7 +264,10 @@ class _Composer:
         dense = {"spans": dense_spans(self.groups), "dtype": self.dtype}
         data = self._whole("data")
         touched = {"input": data, "flags": self._whole("touched")}
-        steps: list[Step] = [KernelCall("nonzero_check", dense | touched)]
+        steps: list[Step] = [
+            Begin("compress"),
+            KernelCall("nonzero_check", dense | touched),
+        ]
         if self.settings.nonfinite == "saturate":
             # Half of what would fit, so that no rounding of the sum overflows.
             limit = {

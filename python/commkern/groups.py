@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -183,7 +184,9 @@ class GroupWorker:
         buffers = _external(data, residuals, estimates) | workspace.arrays
         sent = self.transport.bytes_sent
         try:
+            started = time.perf_counter_ns()
             bound = self.transport.bind(plan, workspace.tensors, step)
+            posted_ns = time.perf_counter_ns() - started  # the receives
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
         except BaseException as error:
@@ -197,7 +200,7 @@ class GroupWorker:
             touched=touched,
             finite=not workspace.arrays["nonfinite"].any(),
             bytes_sent=self.transport.bytes_sent - sent,
-            times=times,
+            times=times | {"exchange": times["exchange"] + posted_ns},
         )
 
     @staticmethod

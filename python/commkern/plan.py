@@ -8,6 +8,7 @@ by slices and to run-time scalars by registers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +120,13 @@ class Plan:
     def bytes_sent(self) -> int:
         """Message bytes that this rank sends in one run, headers included."""
         return sum(t.message.nbytes for e in self.exchanges for t in e.sends)
+
+    @cached_property
+    def residual_rows(self) -> Any:
+        """The members' rows in the table of residuals, -1 without feedback."""
+        return np.array(
+            [-1 if m.residual is None else m.row for m in self.members], dtype=np.int64
+        )
 
     def __str__(self) -> str:
         lines = [f"plan of rank {self.rank} of {self.world_size}, {self.dtype}"]

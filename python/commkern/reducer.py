@@ -172,12 +172,8 @@ class Reducer:
         self.stores.scale(gradients * residuals)
 
     def _note(self, plan: Plan, outcome: Outcome) -> None:
-        used = (
-            member.row
-            for member, touched in zip(plan.members, outcome.touched, strict=True)
-            if touched and member.residual is not None
-        )
-        self._touched.update(used)
+        rows = plan.residual_rows[outcome.touched]
+        self._touched.update(rows[rows >= 0].tolist())
         self._finite &= outcome.finite
 
     def _close_step(self, step: int, backward: Backward) -> None:

@@ -81,8 +81,8 @@ def test_the_model_does_not_look_ahead():
 # --- training -------------------------------------------------------------------------
 
 
-def settings(compressor, steps=3):
-    return Settings(compressor, steps, 2, 2e-3, 0, "error")
+def settings(compressor, steps=3, optimizer="adamw"):
+    return Settings(compressor, steps, 2, optimizer, 2e-3, 0, "error")
 
 
 def tiny_corpus():
@@ -90,9 +90,11 @@ def tiny_corpus():
     return Corpus(tokens, tokens[:1000], "abcdefgh", "random", 1)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("compressor", ["none", "identity", "quantize:bits=4"])
-def test_ranks_agree(ranks, compressor):
-    results = ranks.run(2, train, settings(compressor), tiny_corpus())
+def test_ranks_agree(ranks, compressor, optimizer):
+    chosen = settings(compressor, optimizer=optimizer)
+    results = ranks.run(2, train, chosen, tiny_corpus())
     assert results[0].replicas_equal
     assert results[0].losses == results[1].losses
     assert results[0].held_out_loss == results[1].held_out_loss

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.hook.models import batch, digest, make, resumed, steps_seen, train
-from tests.hook.test_hook import TwoHeads
 
 import commkern as ck
 
@@ -177,6 +176,16 @@ def test_ef21_leaves_unused_parameters_alone(ranks):
         assert gradient is None or torch.equal(gradient, w)
     for before, after in zip(first[0][:2], first[1][:2], strict=True):
         assert torch.equal(before, after)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(40, 40)
+        self.b = torch.nn.Linear(40, 40)
+
+    def forward(self, x, use_b):
+        return self.a(x) + (self.b(x) if use_b else 0)
 
 
 class Scaler:

@@ -143,7 +143,8 @@ def lost(rank, world_size, what):
     if rank == 1 and what == "nan":
         state.residuals["layers.2.weight"][7] = float("nan")
     if rank == 1 and what == "result":
-        state.reducer.stores.ledger.stores()["ledger_returned"]["layers.2.bias"][3] += 0.5
+        returned = state.reducer.stores.ledger.stores()["ledger_returned"]
+        returned["layers.2.bias"][3] += 0.5
     with pytest.raises(ck.LedgerError) as caught:
         state.check_ledger()
     return str(caught.value)

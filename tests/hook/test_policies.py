@@ -20,7 +20,7 @@ def mixed(rank, world_size):
     ddp = make(bucket_cap_mb=25)
     state = ck.register(ddp, RULES)
     train(ddp, rank, range(3))
-    plans = list(state.reducer._plans.values())
+    plans = list(state.reducer.plans._plans.values())
     rounds = {len(plan.exchanges) for plan in plans}
     return digest(ddp), state.report(), rounds, sorted(state.state_dict()["residuals"])
 

@@ -76,8 +76,8 @@ def test_stats_have_the_bytes_on_the_wire(ranks):
 
 def times_of_steps(rank, world_size):
     torch.manual_seed(0)
-    # 200 matrices and 300 vectors, 4 MB in one bucket.
-    shapes = [(60, 80)] * 200 + [(150,)] * 300
+    # 200 matrices and 300 vectors, 16 MB in one bucket.
+    shapes = [(120, 160)] * 200 + [(150,)] * 300
     model = torch.nn.ParameterList(torch.randn(shape) for shape in shapes)
     ddp = torch.nn.parallel.DistributedDataParallel(Squares(model), bucket_cap_mb=50)
     state = ck.register(ddp, "quantize:bits=4,rounding=stochastic")
