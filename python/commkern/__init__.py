@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from commkern import kernels, reference
+from commkern.advice import Advice, advise
+from commkern.auto import Auto
 from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
     NVFP4,
@@ -62,6 +64,8 @@ except PackageNotFoundError:  # used from a source tree that was not installed
 __all__ = [
     "NVFP4",
     "QSGD",
+    "Advice",
+    "Auto",
     "BackendError",
     "Cast",
     "CodeBook",
@@ -88,6 +92,7 @@ __all__ = [
     "Ternary",
     "TwoBit",
     "Work",
+    "advise",
     "all_reduce",
     "compression_hook",
     "compressor",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from commkern.auto import AutoChoice
 from commkern.compose import Settings
 from commkern.compressors import Identity
 from commkern.groups import GroupWorker
@@ -47,7 +48,9 @@ def full_state_dict(state: CompressionState) -> dict[str, Any]:
 
 
 def _header(state: CompressionState, rank: int, world_size: int) -> dict[str, Any]:
+    auto = state.compressor if isinstance(state.compressor, AutoChoice) else None
     return {
+        "auto": auto.state_dict(any_rank=rank == _ANY_RANK) if auto else None,
         "format": FORMAT,
         "rank": rank,
         "world_size": world_size,
@@ -74,6 +77,8 @@ def load_state_dict(
     _check_residuals(state, saved["residuals"], strict=strict)
     state.step = saved["step"]
     state.reducer.loss_scale = saved["loss_scale"]
+    if isinstance(state.compressor, AutoChoice):
+        state.compressor.load_state_dict(saved.get("auto"), state.step)
     for name in state.residuals.names():
         held = saved["residuals"].get(name)
         view = state.residuals[name]

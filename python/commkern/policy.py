@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
+from commkern.auto import AutoChoice
 from commkern.compressors import Compressor, Identity
 
 Exempt = Callable[[str, torch.Tensor], bool]
@@ -27,7 +28,7 @@ class Policy:
     def __init__(
         self,
         parameters: Mapping[str, torch.Tensor],
-        compressor: Compressor,
+        compressor: Compressor | AutoChoice,
         *,
         exempt: Exempt | None,
         start_step: int,
@@ -42,12 +43,17 @@ class Policy:
 
     def phase(self, step: int) -> Hashable:
         """Equal for two steps in which every parameter has the same compressor."""
-        return step < self._start_step
+        return step < self._start_step or self._base(step)
 
     def compressor(self, name: str, step: int) -> Compressor:
         """The compressor of a parameter in a step."""
         if step < self._start_step or self.is_exempt(name):
             return _IDENTITY
+        return self._base(step)
+
+    def _base(self, step: int) -> Compressor:
+        if isinstance(self._compressor, AutoChoice):
+            return self._compressor.compressor(step)
         return self._compressor
 
     def is_exempt(self, name: str) -> bool:

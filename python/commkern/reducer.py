@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,6 +18,7 @@ from commkern.plan import Plan
 from commkern.policy import Policy
 from commkern.residuals import ResidualStore
 from commkern.stats import StepStats
+from commkern.timeline import StepTimes, Timeline
 
 _PLANS_KEPT = 256
 
@@ -43,6 +43,8 @@ class Reducer:
         self.worker = worker
         self.residuals = residuals
         self.stats = StepStats()
+        self.timeline = Timeline()
+        self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
         self.step = 0
         self.loss_scale: float | None = None
         self._settings = settings
@@ -57,6 +59,7 @@ class Reducer:
         """Forget what the buckets of an unfinished step told."""
         self._touched: set[int] = set()
         self._finite = True
+        self.timeline.begin()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -73,9 +76,10 @@ class Reducer:
         sizes = [gradient.numel() for gradient in bucket.gradients()]
         last, step = bucket.is_last(), self.step
         scale = self._grad_scaler.get_scale() if self._grad_scaler else None
+        submitted = self.timeline.clock()
 
         def job() -> torch.Tensor:
-            self._run(parameters, sizes, buffer, step, scale, last)
+            self._run(parameters, sizes, buffer, step, scale, last, submitted)
             return buffer
 
         return _deliver(self.worker.submit(job), buffer)
@@ -88,9 +92,10 @@ class Reducer:
         step: int,
         scale: float | None,
         last: bool,
+        submitted: int,
     ) -> None:
         """Reduce one bucket and, after the last one, close the step."""
-        started = time.perf_counter_ns()
+        started = self.timeline.clock()
         self._follow_loss_scale(scale)
         plan = self._plan(parameters, sizes, real_view(buffer), step)
         outcome = self.worker.run(
@@ -101,7 +106,10 @@ class Reducer:
             residuals=self.residuals,
         )
         self._note(plan, outcome)
-        self.stats.add(plan, outcome, time.perf_counter_ns() - started)
+        self.stats.add(plan, outcome, self.timeline.clock() - started)
+        self.timeline.add(
+            plan, submitted, started, outcome.kernel_ns, outcome.exchange_ns
+        )
         if last:
             self._close_step(step)
 
@@ -128,8 +136,11 @@ class Reducer:
         if finite:
             self.residuals.commit(sorted(self._touched))
         self.stats.close(step, committed=finite)
+        times = self.timeline.close(step)
         self.step = step + 1
         self.begin_step()
+        if self.after_step is not None:
+            self.after_step(times, self.worker)
         if not finite and self._settings.nonfinite == "raise":
             raise NonFiniteError(
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
@@ -147,6 +158,7 @@ class Reducer:
         phase = self._policy.phase(step)
         key = (tuple(map(id, parameters)), buffer.dtype, phase)
         if key not in self._plans:
+            self.timeline.compose()
             self.reserve(parameters)
             members, offset = [], 0
             for parameter, size in zip(parameters, sizes, strict=True):

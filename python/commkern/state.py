@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commkern import checkpoint
+from commkern import auto, checkpoint
+from commkern.advice import CANDIDATES, Advice
 from commkern.compose import NONFINITE, Settings
 from commkern.compressors import Compressor
-from commkern.compressors import compressor as read_compressor
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
+from commkern.forecast import state_advice
 from commkern.groups import worker
 from commkern.inputs import check_feedback, checked_bool, checked_seed, real_view
 from commkern.policy import Exempt, Policy, small_or_vector
@@ -28,7 +30,9 @@ class CompressionState:
     Parameters
     ----------
     process_group : the group of the DDP module; None is the default group
-    compressor : a compressor or its string form
+    compressor : a compressor or its string form, "auto" or `Auto`
+        "auto" tries no compression, 8 bits and 4 bits in turn for 15 steps, and then
+        keeps the fastest.
     feedback : "error", settings from ``commkern.feedback``, or None
     module : the model, or the DistributedDataParallel around it; names its parameters
     algorithm : "two_shot" or "auto"
@@ -54,7 +58,7 @@ class CompressionState:
     def __init__(
         self,
         process_group: Any = None,
-        compressor: str | Compressor = "quantize:bits=8",
+        compressor: str | Compressor | auto.Auto = "quantize:bits=8",
         *,
         module: torch.nn.Module,
         feedback: str | Feedback | None = "error",
@@ -67,8 +71,8 @@ class CompressionState:
         deterministic: bool = False,
         grad_scaler: Any = None,
     ) -> None:
-        self.compressor = read_compressor(compressor)
         self.feedback = read_feedback(feedback)
+        self.compressor = auto.read(compressor, start_step, self.feedback)
         check_feedback(self.compressor, self.feedback)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
@@ -102,6 +106,8 @@ class CompressionState:
             feedback=self.feedback is not None,
             grad_scaler=grad_scaler,
         )
+        if isinstance(self.compressor, auto.AutoChoice):
+            self.reducer.after_step = self.compressor.after
         self.reducer.reserve([p for p in parameters.values() if p.requires_grad])
 
     @property
@@ -138,6 +144,17 @@ class CompressionState:
         """The compressor of every parameter in the coming step, by name."""
         coder, step = self._policy.compressor, self.step
         return {name: str(coder(name, step)) for name in self._parameter_names}
+
+    def advise(self, candidates: Sequence[str | Compressor] = CANDIDATES) -> Advice:
+        """Whether compressing pays on this link, and with what: print it.
+
+        Predicted from the last steps' times: a step with each of ``candidates`` (least
+        lossy first), where what backward hides costs nothing.
+
+        Collective: every rank calls it, between two steps. Raises ValueError before
+        there are two steps that are alike.
+        """
+        return state_advice(self.reducer, self._policy.is_exempt, candidates)
 
     def state_dict(self) -> dict[str, Any]:
         """Committed residuals by name and the step: tensors and plain values only.
@@ -186,6 +203,8 @@ class CompressionState:
         if ahead == 1:
             self.residuals.undo()
             self.step -= 1
+        if isinstance(self.compressor, auto.AutoChoice):
+            self.compressor.rejoin(self.step)
 
 
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
