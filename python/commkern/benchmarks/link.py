@@ -1,0 +1,209 @@
+"""A DDP step of a small transformer over a slow link: plain, dense and compressed.
+
+Two ranks on one thread each. The reduction of a bucket goes on beside backward, so what
+counts is the time that is left after backward: it should hardly be more than that of
+the last bucket, which nothing can hide. Ratio ``bar``: that time over the last bucket's
+own plus 35 % of the own times of all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commkern.benchmarks.interleaved import CLOCK, record
+from commkern.benchmarks.network import Link, message_ms, missing
+from commkern.rank_pool import RankPool
+
+WIDTH = 512
+HEADS = 8
+DEPTH = 8
+BATCH, LENGTH = 8, 64
+WORLD_SIZE = 2
+PLAIN = "plain DDP"
+WAYS = (PLAIN, "identity", "quantize:bits=8", "quantize:bits=4", "auto")
+LINKS = {"loopback": 0, "10000-mbit": 10_000, "1000-mbit": 1000, "100-mbit": 100}
+ROUNDS = 5
+_UNTIMED_ROUNDS = 1
+_STEPS_OF_AUTO = 16
+_SHARE = 0.35
+_LARGEST_CODES = {"quantize:bits=8": 127, "quantize:bits=4": 7}
+_MIB = 2**20
+_MESSAGE = 12 * _MIB
+_TIMEOUT_S = 900.0
+
+Figures = dict[str, float]
+Notes = dict[str, str]
+
+
+class Replica:
+    """A model, how its gradients are reduced, and what its steps take."""
+
+    def __init__(self, way: str) -> None:
+        import commkern as ck
+
+        torch.manual_seed(0)
+        self.ddp = DistributedDataParallel(_model())
+        self.state = None if way == PLAIN else ck.register(self.ddp, way)
+        self._last_gradient = 0.0
+
+    def step(self, data: torch.Tensor) -> Figures:
+        """One step's times in ms. ``exposed``: from the last gradient to the end."""
+        self.ddp.zero_grad(set_to_none=False)
+        dist.barrier()
+        begin = time.perf_counter()
+        loss = self.ddp(data).square().mean()
+        forward = time.perf_counter()
+        with self._notes_last_gradient():
+            loss.backward()
+        end = time.perf_counter()
+        seconds = {
+            "step": end - begin,
+            "backward": self._last_gradient - forward,
+            "exposed": end - self._last_gradient,
+        }
+        return {name: 1e3 * value for name, value in seconds.items()} | self._own()
+
+    @contextmanager
+    def _notes_last_gradient(self) -> Iterator[None]:
+        def note(_: torch.Tensor) -> None:
+            self._last_gradient = time.perf_counter()
+
+        hooks = [p.register_hook(note) for p in self.ddp.parameters()]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    def _own(self) -> Figures:
+        """The own times of the last bucket and of the others together."""
+        if self.state is None:
+            return {}
+        buckets = self.state.reducer.timeline.steps[-1].buckets
+        own = [(bucket.ended - bucket.started) / 1e6 for bucket in buckets]
+        return {"last": own[-1], "others": sum(own[:-1])}
+
+    def gradients(self) -> torch.Tensor:
+        return torch.cat([p.grad.flatten() for p in self.ddp.parameters()])
+
+
+def _model() -> nn.Module:
+    def layer() -> nn.Module:
+        return nn.TransformerEncoderLayer(
+            WIDTH, HEADS, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
+
+    return nn.Sequential(*(layer() for _ in range(DEPTH)))
+
+
+def in_rank(rank: int, _world_size: int) -> tuple[dict[str, list[Figures]], Notes]:
+    """Check the first gradients, then time a step of each way in turn."""
+    generator = torch.Generator().manual_seed(rank)
+    data = torch.randn(BATCH, LENGTH, WIDTH, generator=generator)
+    replicas = {way: Replica(way) for way in WAYS}
+    _check(replicas, data)
+    for _ in range(_STEPS_OF_AUTO):
+        replicas["auto"].step(data)
+    times: dict[str, list[Figures]] = {way: [] for way in WAYS}
+    for _ in range(_UNTIMED_ROUNDS + ROUNDS):
+        for way, replica in replicas.items():
+            times[way].append(replica.step(data))
+    return times, _notes(replicas)
+
+
+def _check(replicas: dict[str, Replica], data: torch.Tensor) -> None:
+    """Within half a code step on each side: of the ranks' gradients, of their mean."""
+    plain = replicas[PLAIN]
+    with plain.ddp.no_sync():
+        plain.step(data)
+    largest = plain.gradients().abs().max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    for replica in replicas.values():
+        replica.step(data)
+    for way, replica in replicas.items():
+        error = (replica.gradients() - plain.gradients()).abs().max()
+        bound = 1.001 * largest / _LARGEST_CODES[way] if way in _LARGEST_CODES else 0
+        if not error <= bound:
+            raise AssertionError(
+                f"{way}: gradients differ by {error:.3g}, bound {bound:.3g}"
+            )
+
+
+def _notes(replicas: dict[str, Replica]) -> Notes:
+    """What the link does to a message of a bucket's size, and what was chosen."""
+    chosen, dense = replicas["auto"].state, replicas["identity"].state
+    assert chosen is not None
+    assert dense is not None
+    return {
+        "link": f"{_MESSAGE // _MIB} MiB take {message_ms(_MESSAGE):.1f} ms one way",
+        "auto": chosen.compressor.sentence(),
+        "advice": str(dense.advise()),
+    }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rounds of each way, the rank's with the most exposed time in each; and notes."""
+
+    rounds: dict[str, list[Figures]]
+    notes: Notes
+
+    def figures(self, way: str) -> Figures:
+        """Medians over the rounds."""
+        rounds = self.rounds[way]
+        return {name: median(one[name] for one in rounds) for name in rounds[0]}
+
+    def ratios(self, way: str) -> Figures:
+        """The step's time over plain DDP's in the same round, and ``bar``."""
+        pairs = zip(self.rounds[way], self.rounds[PLAIN], strict=True)
+        ratios = {PLAIN: median(ours["step"] / plain["step"] for ours, plain in pairs)}
+        if way == PLAIN:
+            return {}
+        bars = [
+            one["exposed"] / (one["last"] + _SHARE * one["others"])
+            for one in self.rounds[way]
+        ]
+        return ratios | {"bar": median(bars)}
+
+
+@functools.cache
+def measured(mbit: int) -> Measured:
+    """Measured once a process."""
+    with RankPool() as pool:
+        run = functools.partial(Link(mbit).run, pool) if mbit else pool.run
+        results = run(WORLD_SIZE, in_rank, timeout_s=_TIMEOUT_S)
+    rounds = {
+        way: [
+            max(one, key=lambda figures: figures["exposed"])
+            for one in zip(*(times[way] for times, _ in results), strict=True)
+        ][_UNTIMED_ROUNDS:]
+        for way in WAYS
+    }
+    return Measured(rounds, results[0][1])
+
+
+@pytest.mark.benchmark(group="DDP step of a transformer, 2 ranks", timer=CLOCK)
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("link", LINKS)
+def test_link(benchmark: Any, link: str, way: str) -> None:
+    if LINKS[link] and missing():
+        pytest.skip(missing())
+    results = measured(LINKS[link])
+    record(
+        benchmark,
+        [one["step"] / 1e3 for one in results.rounds[way]],
+        ratios=results.ratios(way),
+        figures={f"{name} ms": ms for name, ms in results.figures(way).items()},
+        notes=results.notes,
+    )
