@@ -37,6 +37,10 @@ _MAX_FINITE = {
 }
 
 
+#: Elements from which on a span is worth a kernel call of its own.
+_WORTH_A_CALL = 1 << 16
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the ranks must agree on besides the parameters and their compressors."""
@@ -281,6 +285,10 @@ class _Composer:
     def _compress(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
         steps: list[Step] = []
         for group, spans in self._groups_with_spans(stage, segment, owners):
+            if owners == [self.rank]:
+                spans = spans[[not self._stays(group, row) for row in spans]]
+            if not len(spans):
+                continue
             steps += group.compressor.compress_calls(
                 self._operands(group, stage, spans, self.rank),
                 self._whole("data"),
@@ -300,14 +308,40 @@ class _Composer:
             self._read_header(parts[sender], mine, sender) for sender in peers
         ]
         for number, rows in mine.rows.items():
-            if not rows:
-                continue
-            group, table = self.groups[number], span_table(rows)
-            operands = self._operands(group, stage, table, WHO_REDUCED)
-            steps += group.compressor.reduce_calls(
-                operands, parts, self._place("result", mine)
-            )
+            group = self.groups[number]
+            coded = [row for row in rows if not self._stays(group, row)]
+            result = self._place("result", mine)
+            if coded:
+                operands = self._operands(group, stage, span_table(coded), WHO_REDUCED)
+                steps += group.compressor.reduce_calls(operands, parts, result)
+            for row in rows:
+                if self._stays(group, row):
+                    steps += self._reduce_in_place(group, stage, row, parts, result)
         return [*steps, self._write_header("result", mine)]
+
+    def _stays(self, group: Group, row: dict[str, int]) -> bool:
+        """Whether the owner adds its own part of a span from where it lies."""
+        plain = group.compressor.is_plain and not group.feedback
+        return plain and row["length"] >= _WORTH_A_CALL
+
+    def _reduce_in_place(
+        self,
+        group: Group,
+        stage: int,
+        row: dict[str, int],
+        parts: Sequence[Slice],
+        result: Slice,
+    ) -> list[Step]:
+        nbytes = row["length"] * NBYTES[self.dtype]
+
+        def body(message: Slice) -> Slice:
+            return Slice(message.buffer, message.offset + row["body"], nbytes)
+
+        own = Slice("data", row["offset"] * NBYTES[self.dtype], nbytes)
+        bodies = [own if r == self.rank else body(p) for r, p in enumerate(parts)]
+        spans = span_table([row | {"body": 0}])
+        operands = self._operands(group, stage, spans, WHO_REDUCED)
+        return [*group.compressor.reduce_calls(operands, bodies, body(result))]
 
     def _decompress(
         self, stage: int, segment: int, owners: Sequence[int]

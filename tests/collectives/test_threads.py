@@ -47,6 +47,30 @@ def test_all_reduce(kind, world_size, spec):
         assert same_bits(result, expected)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_large_plain_parts_are_added_from_where_they_lie(world_size, dtype):
+    ends = endpoints("compiled", world_size)
+    numel = 3 * 2**17 + 77
+    inputs = [gradient(rank, numel, dtype) for rank in range(world_size)]
+    expected = two_shot("identity", inputs)
+
+    def one(rank):
+        tensor = inputs[rank].clone()
+        ck.all_reduce(tensor, group=ends[rank], compressor="identity")
+        return tensor
+
+    for result in spawn_threads(world_size, one):
+        assert same_bits(result, expected)
+    plan = worker(ends[0]).plan(
+        [Member("", numel, 0, ck.compressor("identity"))],
+        str(dtype).removeprefix("torch."),
+        Settings(),
+    )
+    casts = [s for s in plan.steps if getattr(s, "name", "") == "cast"]
+    assert len(casts) == (world_size > 1)  # of the others' parts
+
+
 def fed_members(sizes, coder):
     """Parameters one behind the other, with error feedback."""
     store = ResidualStore(sizes, rollback=True)

@@ -36,15 +36,21 @@ class Samples:
         return median(ours / theirs for ours, theirs in pairs)
 
 
-def time_in_turn(ways: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """In every rank: each way's median over the rounds of its slowest rank's time."""
+def time_in_turn(
+    ways: Mapping[str, Callable[[], Any]], repeats: int = 1
+) -> dict[str, float]:
+    """In every rank: each way's median over the rounds of its slowest rank's time.
+
+    A way's turn is ``repeats`` calls, of which the time of one is told.
+    """
     times = torch.zeros(_UNTIMED_ROUNDS + ROUNDS, len(ways), dtype=torch.float64)
     for row in times:
         for column, run in enumerate(ways.values()):
             dist.barrier()
             begin = time.perf_counter()
-            run()
-            row[column] = time.perf_counter() - begin
+            for _ in range(repeats):
+                run()
+            row[column] = (time.perf_counter() - begin) / repeats
     dist.all_reduce(times, dist.ReduceOp.MAX)
     medians = times[_UNTIMED_ROUNDS:].median(dim=0).values.tolist()
     return dict(zip(ways, medians, strict=True))

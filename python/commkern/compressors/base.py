@@ -62,6 +62,8 @@ class Compressor:
     name: ClassVar[str]
     aggregation: ClassVar[Aggregation]
     fixed_size: ClassVar[bool] = True
+    #: Whether a body is the span's elements as they are.
+    is_plain: ClassVar[bool] = False
     #: Reductions that it needs one after another. The calls of a stage may read what
     #: the stage before agreed on; the last one's result decodes together with it.
     stages: ClassVar[int] = 1

@@ -108,6 +108,7 @@ class Identity(_ElementWise):
     """
 
     name: ClassVar[str] = "identity"
+    is_plain: ClassVar[bool] = True
 
     def wire_dtype(self, dtype: str) -> str:
         return dtype
