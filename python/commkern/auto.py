@@ -13,7 +13,7 @@ from commkern.advice import cheapest, listed, short_name
 from commkern.compressors import Compressor, Identity
 from commkern.compressors import compressor as read_compressor
 from commkern.compressors.base import Aggregation
-from commkern.feedback import ErrorFeedback
+from commkern.feedback import ErrorFeedback, Feedback
 from commkern.gather import gather
 from commkern.groups import GroupWorker
 from commkern.inputs import check_feedback
@@ -78,7 +78,6 @@ class AutoChoice:
     """
 
     aggregation: ClassVar[Aggregation] = "hop"
-    supports_feedback: ClassVar[bool] = True
 
     def __init__(self, settings: Auto, first_step: int) -> None:
         self._settings = settings
@@ -111,6 +110,11 @@ class AutoChoice:
     def compressor(self, step: int) -> Compressor:
         """The compressor of a step."""
         return self._coders[self.phase(step)]
+
+    def flushes(self, step: int) -> bool:
+        """Whether a step is the first dense one for good: what candidates held back
+        has to travel in it."""
+        return self._choice == 0 and step == self._chosen_at
 
     @property
     def choice(self) -> Compressor | None:
@@ -219,10 +223,17 @@ class AutoChoice:
         self._samples = {at: (a, b) for at, (a, b) in saved["samples"].items()}
 
 
-def read(spec: Any, first_step: int, feedback: object) -> Compressor | AutoChoice:
-    """A compressor, or the choice of one for "auto" and `Auto`."""
+def read(
+    spec: Any, feedback: Feedback | None, first_step: int
+) -> Compressor | AutoChoice:
+    """A compressor, or the choice of one for "auto" and `Auto`.
+
+    Raises ValueError where it does not go with the feedback.
+    """
     if spec != "auto" and not isinstance(spec, Auto):
-        return read_compressor(spec)
+        coder = read_compressor(spec)
+        check_feedback(coder, feedback)
+        return coder
     if feedback is None:
         raise ValueError(
             f"compressor {str(spec)!r} needs error feedback, got feedback=None"

@@ -17,7 +17,7 @@ from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.forecast import state_advice
 from commkern.groups import worker
-from commkern.inputs import check_feedback, checked_bool, checked_seed, real_view
+from commkern.inputs import checked_bool, checked_seed, real_view
 from commkern.policy import Exempt, Policy, small_or_vector
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
@@ -72,8 +72,7 @@ class CompressionState:
         grad_scaler: Any = None,
     ) -> None:
         self.feedback = read_feedback(feedback)
-        self.compressor = auto.read(compressor, start_step, self.feedback)
-        check_feedback(self.compressor, self.feedback)
+        self.compressor = auto.read(compressor, self.feedback, start_step)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
         checked_bool("rollback", rollback)

@@ -12,6 +12,7 @@ from tests.hook.models import digest, local_gradients, make, train
 import commkern as ck
 from commkern.auto import Auto, AutoChoice, read
 from commkern.benchmarks import network
+from commkern.feedback import ErrorFeedback
 from commkern.timeline import Bucket, StepTimes
 
 NAMES = ("identity", "quantize:bits=8", "quantize:bits=4")
@@ -286,7 +287,7 @@ def test_one_slow_step_does_not_decide():
         ({"candidates": ()}, "one or more"),
         ({"candidates": ("identity",)}, "identity"),
         ({"candidates": ("quantize:bits=8", "quantize:bits=8")}, "each once"),
-        ({"candidates": ("qsgd",)}, "feedback"),
+        ({"candidates": ("sign:scale=none",)}, "feedback"),
         ({"margin": 1.0}, "1.0"),
         ({"rounds": 2}, "2"),
     ],
@@ -297,10 +298,23 @@ def test_wrong_settings(settings, error):
 
 
 def test_auto_needs_feedback():
+    error = ErrorFeedback()
     with pytest.raises(ValueError, match=r"'auto'.*feedback=None"):
-        read("auto", 0, None)
-    assert str(read("auto", 0, "error")).startswith("auto:candidates=(quantize:bits=8")
-    assert read("identity", 0, None) == ck.Identity()
+        read("auto", None, 0)
+    assert str(read("auto", error, 0)).startswith("auto:candidates=(quantize:bits=8")
+    assert read("identity", None, 0) == ck.Identity()
+    with pytest.raises(ValueError, match="sign"):
+        read("sign:scale=none", error, 0)
+
+
+def test_what_was_held_back_travels_once_the_choice_is_dense():
+    choice = AutoChoice(Auto(rounds=3), 0)
+    feed(choice, (5, 5, 5), range(12))
+    assert choice.choice == ck.Identity()
+    assert [step for step in range(20) if choice.flushes(step)] == [9]
+    choice = AutoChoice(Auto(rounds=3), 0)
+    feed(choice, (10, 5, 5), range(12))
+    assert not any(choice.flushes(step) for step in range(20))
 
 
 # --- a real link ----------------------------------------------------------------------

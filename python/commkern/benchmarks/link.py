@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commkern.auto import AutoChoice
 from commkern.benchmarks.interleaved import CLOCK, record
 from commkern.benchmarks.network import Link, message_ms, missing
 from commkern.rank_pool import RankPool
@@ -80,7 +81,8 @@ class Replica:
         def note(_: torch.Tensor) -> None:
             self._last_gradient = time.perf_counter()
 
-        hooks = [p.register_hook(note) for p in self.ddp.parameters()]
+        parameters: list[Any] = list(self.ddp.parameters())
+        hooks = [parameter.register_hook(note) for parameter in parameters]
         yield
         for hook in hooks:
             hook.remove()
@@ -94,7 +96,9 @@ class Replica:
         return {"last": own[-1], "others": sum(own[:-1])}
 
     def gradients(self) -> torch.Tensor:
-        return torch.cat([p.grad.flatten() for p in self.ddp.parameters()])
+        """Of all parameters, in a row."""
+        parameters: list[Any] = list(self.ddp.parameters())
+        return torch.cat([parameter.grad.flatten() for parameter in parameters])
 
 
 def _model() -> nn.Module:
@@ -144,6 +148,7 @@ def _notes(replicas: dict[str, Replica]) -> Notes:
     chosen, dense = replicas["auto"].state, replicas["identity"].state
     assert chosen is not None
     assert dense is not None
+    assert isinstance(chosen.compressor, AutoChoice)
     return {
         "link": f"{_MESSAGE // _MIB} MiB take {message_ms(_MESSAGE):.1f} ms one way",
         "auto": chosen.compressor.sentence(),

@@ -118,7 +118,8 @@ def _behind_link(
     with _own_network(rank, world_size, host, link):
         # What the group of this host's network gave is used up: a new one, whose
         # sockets are made inside.
-        store = dist.PrefixStore("link", dist.distributed_c10d._get_default_store())
+        outer = dist.distributed_c10d._get_default_store()
+        store = dist.PrefixStore("link", outer)  # type: ignore[attr-defined]
         dist.destroy_process_group()
         dist.init_process_group(
             "gloo",
