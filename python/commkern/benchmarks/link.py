@@ -30,7 +30,7 @@ from commkern.rank_pool import RankPool
 WIDTH = 512
 HEADS = 8
 DEPTH = 8
-BATCH, LENGTH = 8, 64
+BATCH, LENGTH = 16, 64
 WORLD_SIZE = 2
 PLAIN = "plain DDP"
 WAYS = (PLAIN, "identity", "quantize:bits=8", "quantize:bits=4", "auto")
