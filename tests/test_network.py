@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commkern.benchmarks import network
+from commkern.benchmarks import link, network
 from commkern.benchmarks.network import Link, message_ms, missing
 
 needs_links = pytest.mark.skipif(bool(missing()), reason=missing() or "links work")
@@ -97,3 +97,16 @@ def test_nothing_is_left_of_a_link_whose_ranks_died(ranks):
     with pytest.raises(RuntimeError):
         Link(100).run(ranks, 2, ends, timeout_s=30)
     assert interfaces() == 0
+
+
+def test_ratios_and_figures_of_the_benchmark():
+    plain = [{"step": 100.0, "backward": 50.0, "exposed": at} for at in (30, 20, 10)]
+    ours = [
+        {"step": step, "backward": 50.0, "exposed": 48.0, "last": 20.0, "others": 80.0}
+        for step in (50.0, 90.0, 80.0)
+    ]
+    measured = link.Measured({link.PLAIN: plain, "identity": ours}, {})
+    assert measured.ratios(link.PLAIN) == {}
+    assert measured.ratios("identity") == {link.PLAIN: 0.8, "bar": 1.0}
+    assert measured.figures(link.PLAIN)["exposed"] == 20
+    assert measured.figures("identity")["step"] == 80

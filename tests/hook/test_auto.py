@@ -94,6 +94,13 @@ def test_the_margin_and_the_candidates_are_settings(ranks):
         assert result[1] == {str(ck.compressor(best))}
 
 
+def test_other_world_sizes(ranks):
+    for world_size in (1, 3):
+        results = ranks.run(world_size, trace, (100, 50, 25), 16, {})
+        assert len({result[3] for result in results}) == 1
+        assert all(result[1] == {FULL[2]} for result in results)
+
+
 def test_steps_before_start_step_are_not_tries(ranks):
     used = ranks.run(2, trace, (100, 50, 25), 22, {"start_step": 4})[0][0]
     assert all(factor < 1 for factor in used[:5])

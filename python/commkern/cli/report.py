@@ -20,7 +20,7 @@ class Entry:
     ``spread`` is the distance between the quartiles over the median. ``ratios`` are
     ours over another's time in the same run (``roof``, or a peer's name): below 1 means
     faster. ``nbytes`` are the bytes that one round moves, ``figures`` what else was
-    measured.
+    measured, ``notes`` sentences about all of the group.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Entry:
     nbytes: int | None
     ratios: dict[str, float]
     figures: dict[str, float]
+    notes: tuple[str, ...]
 
 
 def add_parser(commands: Any) -> None:
@@ -84,6 +85,7 @@ def _entry(item: dict[str, Any]) -> Entry:
         nbytes=extra.get("nbytes"),
         ratios=_floats(extra.get("ratios")),
         figures=_floats(extra.get("figures")),
+        notes=tuple(f"{k}: {v}" for k, v in (extra.get("notes") or {}).items()),
     )
 
 
@@ -110,6 +112,8 @@ def show(entries: list[Entry]) -> None:
             spread = f"{100 * entry.spread:.0f} %"
             table.add_row(escape(entry.name), _time(entry.median), spread, rate, *cells)
         console.print(table)
+        for note in dict.fromkeys(note for e in members for note in e.notes):
+            console.print(note, markup=False, highlight=False)
     console.print(
         "spread: quartile distance over the median. '/ x': our time over that of x in "
         "the same run, below 1 is faster.",
