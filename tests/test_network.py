@@ -108,5 +108,16 @@ def test_ratios_and_figures_of_the_benchmark():
     measured = link.Measured({link.PLAIN: plain, "identity": ours}, {})
     assert measured.ratios(link.PLAIN) == {}
     assert measured.ratios("identity") == {link.PLAIN: 0.8, "bar": 1.0}
-    assert measured.figures(link.PLAIN)["exposed"] == 20
-    assert measured.figures("identity")["step"] == 80
+    assert measured.figures(link.PLAIN) == {"backward ms": 50, "exposed ms": 20}
+    assert measured.figures("identity")["others ms"] == 80
+
+
+def test_waiting_for_another_rank_is_not_exposed():
+    early = {"step": 90.0, "backward": 40.0, "exposed": 50.0}, [9.0, 30.0, 3.0]
+    late = {"step": 91.0, "backward": 80.0, "exposed": 11.0}, [8.0, 5.0, 4.0]
+    figures = link.of_ranks([early, late])
+    assert figures.pop("step") == 91
+    assert figures.pop("backward") == 80
+    assert figures == {"exposed": 11, "last": 3, "others": 13}
+    plain = {"step": 1.0, "backward": 1.0, "exposed": 1.0}, []
+    assert "last" not in link.of_ranks([plain, plain])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -38,6 +38,7 @@ LINKS = {"loopback": 0, "10000-mbit": 10_000, "1000-mbit": 1000, "100-mbit": 100
 ROUNDS = 5
 _UNTIMED_ROUNDS = 1
 _STEPS_OF_AUTO = 16
+_STEPS_OF_ADVICE = 4
 _SHARE = 0.35
 _LARGEST_CODES = {"quantize:bits=8": 127, "quantize:bits=4": 7}
 _MIB = 2**20
@@ -46,6 +47,8 @@ _TIMEOUT_S = 900.0
 
 Figures = dict[str, float]
 Notes = dict[str, str]
+#: Of one rank in one step: its times, and the own time of each bucket.
+Step = tuple[Figures, list[float]]
 
 
 class Replica:
@@ -59,7 +62,7 @@ class Replica:
         self.state = None if way == PLAIN else ck.register(self.ddp, way)
         self._last_gradient = 0.0
 
-    def step(self, data: torch.Tensor) -> Figures:
+    def step(self, data: torch.Tensor) -> Step:
         """One step's times in ms. ``exposed``: from the last gradient to the end."""
         self.ddp.zero_grad(set_to_none=False)
         dist.barrier()
@@ -74,7 +77,7 @@ class Replica:
             "backward": self._last_gradient - forward,
             "exposed": end - self._last_gradient,
         }
-        return {name: 1e3 * value for name, value in seconds.items()} | self._own()
+        return {name: 1e3 * value for name, value in seconds.items()}, self._own()
 
     @contextmanager
     def _notes_last_gradient(self) -> Iterator[None]:
@@ -87,13 +90,11 @@ class Replica:
         for hook in hooks:
             hook.remove()
 
-    def _own(self) -> Figures:
-        """The own times of the last bucket and of the others together."""
+    def _own(self) -> list[float]:
         if self.state is None:
-            return {}
+            return []
         buckets = self.state.reducer.timeline.steps[-1].buckets
-        own = [(bucket.ended - bucket.started) / 1e6 for bucket in buckets]
-        return {"last": own[-1], "others": sum(own[:-1])}
+        return [(bucket.ended - bucket.started) / 1e6 for bucket in buckets]
 
     def gradients(self) -> torch.Tensor:
         """Of all parameters, in a row."""
@@ -110,7 +111,7 @@ def _model() -> nn.Module:
     return nn.Sequential(*(layer() for _ in range(DEPTH)))
 
 
-def in_rank(rank: int, _world_size: int) -> tuple[dict[str, list[Figures]], Notes]:
+def in_rank(rank: int, _world_size: int) -> tuple[dict[str, list[Step]], Notes]:
     """Check the first gradients, then time a step of each way in turn."""
     generator = torch.Generator().manual_seed(rank)
     data = torch.randn(BATCH, LENGTH, WIDTH, generator=generator)
@@ -118,11 +119,11 @@ def in_rank(rank: int, _world_size: int) -> tuple[dict[str, list[Figures]], Note
     _check(replicas, data)
     for _ in range(_STEPS_OF_AUTO):
         replicas["auto"].step(data)
-    times: dict[str, list[Figures]] = {way: [] for way in WAYS}
+    times: dict[str, list[Step]] = {way: [] for way in WAYS}
     for _ in range(_UNTIMED_ROUNDS + ROUNDS):
         for way, replica in replicas.items():
             times[way].append(replica.step(data))
-    return times, _notes(replicas)
+    return times, _notes(replicas, data)
 
 
 def _check(replicas: dict[str, Replica], data: torch.Tensor) -> None:
@@ -143,9 +144,11 @@ def _check(replicas: dict[str, Replica], data: torch.Tensor) -> None:
             )
 
 
-def _notes(replicas: dict[str, Replica]) -> Notes:
+def _notes(replicas: dict[str, Replica], data: torch.Tensor) -> Notes:
     """What the link does to a message of a bucket's size, and what was chosen."""
     chosen, dense = replicas["auto"].state, replicas["identity"].state
+    for _ in range(_STEPS_OF_ADVICE):
+        replicas["identity"].step(data)
     assert chosen is not None
     assert dense is not None
     assert isinstance(chosen.compressor, AutoChoice)
@@ -156,17 +159,34 @@ def _notes(replicas: dict[str, Replica]) -> Notes:
     }
 
 
+def of_ranks(steps: Sequence[Step]) -> Figures:
+    """A step's figures from those of all ranks.
+
+    ``backward`` and the whole step are the slowest rank's, ``exposed`` is that of the
+    rank whose backward ended last: others wait for it. In the same way a bucket's own
+    time is the shortest.
+    """
+    times, own = zip(*steps, strict=True)
+    buckets = [min(bucket) for bucket in zip(*own, strict=True)]
+    figures = {name: max(one[name] for one in times) for name in ("step", "backward")}
+    figures["exposed"] = min(one["exposed"] for one in times)
+    if buckets:
+        figures |= {"last": buckets[-1], "others": sum(buckets[:-1])}
+    return figures
+
+
 @dataclass(frozen=True)
 class Measured:
-    """Rounds of each way, the rank's with the most exposed time in each; and notes."""
+    """Each round's figures of each way, and notes."""
 
     rounds: dict[str, list[Figures]]
     notes: Notes
 
     def figures(self, way: str) -> Figures:
-        """Medians over the rounds."""
+        """Medians over the rounds, but for the step's."""
         rounds = self.rounds[way]
-        return {name: median(one[name] for one in rounds) for name in rounds[0]}
+        names = [name for name in rounds[0] if name != "step"]
+        return {f"{name} ms": median(one[name] for one in rounds) for name in names}
 
     def ratios(self, way: str) -> Figures:
         """The step's time over plain DDP's in the same round, and ``bar``."""
@@ -189,8 +209,8 @@ def measured(mbit: int) -> Measured:
         results = run(WORLD_SIZE, in_rank, timeout_s=_TIMEOUT_S)
     rounds = {
         way: [
-            max(one, key=lambda figures: figures["exposed"])
-            for one in zip(*(times[way] for times, _ in results), strict=True)
+            of_ranks(steps)
+            for steps in zip(*(times[way] for times, _ in results), strict=True)
         ][_UNTIMED_ROUNDS:]
         for way in WAYS
     }
@@ -210,6 +230,6 @@ def test_link(benchmark: Any, link: str, way: str) -> None:
         benchmark,
         [one["step"] / 1e3 for one in results.rounds[way]],
         ratios=results.ratios(way),
-        figures={f"{name} ms": ms for name, ms in results.figures(way).items()},
+        figures=results.figures(way),
         notes=results.notes,
     )
