@@ -140,7 +140,7 @@ def _agreed(
     """Milliseconds of a step and of a reduction of a few bytes, and of each bucket."""
     figures = torch.stack([_figures(times) for times in steps]).median(0).values
     periods = sorted((times.span + (times.rest or 0)) / 1e6 for times in steps)
-    mine = [periods[len(periods) // 2], *figures.flatten().tolist()]
+    mine = [periods[(len(periods) - 1) // 2], *figures.flatten().tolist()]
     worker, clock, step = reducer.worker, reducer.timeline.clock, reducer.step
 
     def agree() -> torch.Tensor:
