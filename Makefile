@@ -20,13 +20,14 @@ BRINGS_bench := cli bench
 BRINGS_test := cli bench test
 BRINGS_dev := cli bench test dev
 
-.PHONY: help demo test bench doctor lint format wheel clean
+.PHONY: help demo test soak bench doctor lint format wheel clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
 help:
 	@echo 'make demo     train a small GPT under several compressors (ARGS=... for options)'
 	@echo 'make test     run every test against the installed package (ARGS=... for pytest)'
+	@echo 'make soak     run the tests that take minutes, too long for make test'
 	@echo 'make bench    run the benchmarks (ARGS=... for options)'
 	@echo 'make doctor   show what is active and why, check every kernel'
 	@echo 'make lint     check style and types          make format   apply the style'
@@ -37,6 +38,9 @@ demo: $(VENV)/.cli
 
 test: $(VENV)/.test
 	$(BIN)/pytest $(ARGS)
+
+soak: $(VENV)/.test
+	$(BIN)/pytest -m slow $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/commkern bench $(ARGS)

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from commkern import kernels, reference
 from commkern.advice import Advice, advise
 from commkern.auto import Auto
+from commkern.checkpoint import merge_state_dicts
 from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
     NVFP4,
@@ -42,6 +43,7 @@ from commkern.compressors import (
 from commkern.errors import (
     BackendError,
     CommkernError,
+    LedgerError,
     MismatchError,
     NonFiniteError,
     PayloadError,
@@ -76,6 +78,7 @@ __all__ = [
     "FixedPoint",
     "Float8",
     "Identity",
+    "LedgerError",
     "Microscaling",
     "MismatchError",
     "Natural",
@@ -99,6 +102,7 @@ __all__ = [
     "compressors",
     "decode",
     "kernels",
+    "merge_state_dicts",
     "reference",
     "register",
     "small_or_vector",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -23,6 +23,7 @@ _LOG = logging.getLogger("commkern")
 _ENOUGH = 2  # samples of a candidate that all ranks have
 _PATIENCE = 3  # times the rounds that are wanted, before it ends without a comparison
 _NONE = -1.0
+CHOICE, SAMPLES = "auto", "auto_samples"  # keys of a state_dict
 
 
 @dataclass(frozen=True)
@@ -194,33 +195,43 @@ class AutoChoice:
         if self._choice is None or self._chosen_at >= step:
             self._restart(step)
 
-    def state_dict(self, *, any_rank: bool) -> dict[str, Any] | None:
-        """Plain values. ``samples`` are this rank's own: None where they are all there
-        is and ``any_rank`` asks for what serves all of them."""
-        if any_rank and self._choice is None:
-            return None
-        return {
+    def saved(self) -> dict[str, Any]:
+        """Plain values: the choice, and this rank's own figures so far."""
+        choice = {
             "choice": None if self._choice is None else str(self.choice),
             "chosen_at": self._chosen_at,
             "first_step": self._first,
-            "milliseconds": self.milliseconds,
-            "samples": {step: list(pair) for step, pair in self._samples.items()},
+            "milliseconds": list(map(list, self._milliseconds.items())),
         }
+        samples = [[step, *pair] for step, pair in self._samples.items()]
+        return {CHOICE: list(map(list, choice.items())), SAMPLES: samples}
 
-    def load_state_dict(self, saved: dict[str, Any] | None, step: int) -> None:
-        """Go on from `state_dict`; None, of a state that did not choose: start anew.
-
-        A choice that is no candidate here counts as none.
-        """
+    def load(self, saved: Mapping[str, Any], step: int) -> None:
+        """Go on from what `saved` gave; anew where it is from no choice, or from one of
+        what is no candidate here."""
         self._restart(step)
-        names = [str(coder) for coder in self._coders]
-        if saved is None or saved["choice"] not in (None, *names):
+        choice = dict(saved.get(CHOICE) or {})
+        names = [None, *map(str, self._coders)]
+        if choice.get("choice", "") not in names:
             return
-        if saved["choice"] is not None:
-            self._choice = names.index(saved["choice"])
-        self._first, self._chosen_at = saved["first_step"], saved["chosen_at"]
-        self._milliseconds = dict(saved["milliseconds"])
-        self._samples = {at: (a, b) for at, (a, b) in saved["samples"].items()}
+        if choice["choice"] is not None:
+            self._choice = names.index(choice["choice"]) - 1
+        self._first, self._chosen_at = choice["first_step"], choice["chosen_at"]
+        self._milliseconds = dict(choice["milliseconds"])
+        self._samples = {at: (a, b) for at, a, b in saved.get(SAMPLES) or []}
+
+
+def saved(compressor: Compressor | AutoChoice) -> dict[str, Any]:
+    """What a state_dict holds of the choice; nothing where there is none to make."""
+    return compressor.saved() if isinstance(compressor, AutoChoice) else {}
+
+
+def of_all_ranks(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """What of `saved` holds for every rank: a choice that was made."""
+    if CHOICE not in entries:
+        return {}
+    made = dict(entries[CHOICE] or {}).get("choice") is not None
+    return {CHOICE: entries[CHOICE] if made else None, SAMPLES: None}
 
 
 def read(

@@ -2,122 +2,234 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commkern.auto import AutoChoice
-from commkern.compose import Settings
-from commkern.compressors import Identity
+from commkern import auto
 from commkern.groups import GroupWorker
-from commkern.layout import Member
+from commkern.ledger import mean_over_ranks
+from commkern.residuals import ResidualStore
+from commkern.units import Reading
 
 if TYPE_CHECKING:
     from commkern.state import CompressionState
 
-FORMAT = 1
+FORMAT = 2
 _ANY_RANK = -1
+_SETTINGS = ("compressor", "feedback", "seed")
+_HEADER = ("rank", "world_size", "step", "loss_scale", "learning_rate", *_SETTINGS)
 
 
 def state_dict(state: CompressionState) -> dict[str, Any]:
     """What `CompressionState.state_dict` returns."""
-    residuals = state.residuals
-    return _header(
-        state, state.reducer.worker.rank, state.reducer.worker.world_size
-    ) | {
-        "residuals": {name: residuals[name].clone() for name in residuals.names()},
-    }
+    reducer = state.reducer
+    place = {"rank": reducer.worker.rank, "world_size": reducer.worker.world_size}
+    return _header(state) | place | _values(reducer.stores)
 
 
 def full_state_dict(state: CompressionState) -> dict[str, Any]:
-    """The mean of all ranks' residuals, the same on every rank."""
-    worker, residuals = state.reducer.worker, state.residuals
-    names = residuals.names()
-    flat = torch.cat([residuals[name] for name in names] or [torch.zeros(0)])
-    member = Member("residuals", flat.numel(), 0, Identity())
-    step = state.step
-
-    def mean() -> None:
-        plan = worker.plan([member], "float32", Settings(op="avg"))
-        worker.run(plan, flat, seed=0, step=step)
-
-    worker.call(mean)
-    pieces = torch.split(flat, [residuals[name].numel() for name in names])
-    means = {name: piece.clone() for name, piece in zip(names, pieces, strict=True)}
-    return _header(state, _ANY_RANK, worker.world_size) | {"residuals": means}
+    """The mean of all ranks' values, the same on every rank."""
+    reducer = state.reducer
+    worker, values = reducer.worker, _values(reducer.stores)
+    for key, named in values.items():
+        means = mean_over_ranks(worker, reducer.step, list(named.values()))
+        copies = [mean.clone() for mean in means]
+        values[key] = dict(zip(named, copies, strict=True))
+    place = {"rank": _ANY_RANK, "world_size": worker.world_size}
+    header = _header(state)
+    return header | auto.of_all_ranks(header) | place | values
 
 
-def _header(state: CompressionState, rank: int, world_size: int) -> dict[str, Any]:
-    auto = state.compressor if isinstance(state.compressor, AutoChoice) else None
+def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `CompressionState.full_state_dict` would have returned, from the
+    `state_dict` of every rank, in any order: for a run on another number of ranks.
+
+    Needs no process group. Raises ValueError naming the ranks that are missing or come
+    twice, and what differs between them.
+    """
+    by_rank = _by_rank(states)
+    first = by_rank[0]
+    for rank, other in enumerate(by_rank):
+        for key in first.keys() - {"rank", auto.SAMPLES}:
+            if not isinstance(first[key], dict) and other.get(key) != first[key]:
+                raise ValueError(
+                    f"{key} is {first[key]!r} on rank 0 and {other.get(key)!r} on rank "
+                    f"{rank}: these are not of one checkpoint"
+                )
+    merged = {k: dict(v) if isinstance(v, dict) else v for k, v in first.items()}
+    for key in (key for key, value in merged.items() if isinstance(value, dict)):
+        for name, value in merged[key].items():
+            try:
+                ranks = [other[key][name].double() for other in by_rank]
+            except KeyError:
+                raise ValueError(
+                    f"{key} of {name!r} is not there on all ranks"
+                ) from None
+            merged[key][name] = torch.stack(ranks).mean(0).to(value.dtype)
+    return merged | auto.of_all_ranks(merged) | {"rank": _ANY_RANK}
+
+
+def _by_rank(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    listed = list(states)
+    if not listed:
+        raise ValueError("states of all ranks are needed, got none")
+    for saved in listed:
+        _check_header(saved)
+    world_size = listed[0]["world_size"]
+    got = sorted(saved["rank"] for saved in listed)
+    if got != list(range(world_size)):
+        missing = sorted(set(range(world_size)) - set(got))
+        raise ValueError(
+            f"one state of each of the {world_size} ranks is needed: got ranks {got}, "
+            f"missing are {missing}"
+        )
+    return sorted(listed, key=lambda saved: int(saved["rank"]))
+
+
+def _values(stores: Mapping[str, ResidualStore]) -> dict[str, Any]:
     return {
-        "auto": auto.state_dict(any_rank=rank == _ANY_RANK) if auto else None,
-        "format": FORMAT,
-        "rank": rank,
-        "world_size": world_size,
-        "step": state.step,
-        "compressor": str(state.compressor),
-        "feedback": str(state.feedback),
-        "loss_scale": state.reducer.loss_scale,
+        key: {name: store[name].clone() for name in store.names()}
+        for key, store in stores.items()
     }
 
 
+def _header(state: CompressionState) -> dict[str, Any]:
+    units = state.reducer.units.current._asdict()
+    header = {"format": FORMAT, "step": state.step} | units | _settings(state)
+    return header | auto.saved(state.compressor)
+
+
+def _settings(state: CompressionState) -> dict[str, Any]:
+    return {
+        "compressor": str(state.compressor),
+        "feedback": str(state.feedback),
+        "seed": state.reducer.seed,
+    }
+
+
+# --- loading --------------------------------------------------------------------------
+
+
 def load_state_dict(
-    state: CompressionState, saved: dict[str, Any], *, strict: bool
+    state: CompressionState, saved: dict[str, Any], *, strict: bool, reset: bool
 ) -> None:
     """What `CompressionState.load_state_dict` does; nothing changes if it raises."""
-    if not isinstance(saved, dict):
+    reducer = state.reducer
+    _check_header(saved)
+    values: dict[str, dict[str, torch.Tensor]] = {}
+    if reset:
+        _warn_of_reset(saved)
+    else:
+        _check_place(reducer.worker, saved)
+        _check_settings(state, saved, strict=strict)
+        for key, store in reducer.stores.items():
+            if key in saved or not key.startswith("ledger"):
+                _check_store(key, store, saved.get(key), strict=strict)
+                values[key] = saved[key]
+    reducer.begin_step()
+    reducer.step = saved["step"]
+    reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
+    if isinstance(state.compressor, auto.AutoChoice):
+        state.compressor.load({} if reset else saved, saved["step"])
+    for key, store in reducer.stores.items():
+        store.replace(values.get(key, {}))
+    if reducer.ledger is not None and "ledger_given" not in values:
+        reducer.ledger.restart(reducer.residuals)
+
+
+def _warn_of_reset(saved: Mapping[str, Any]) -> None:
+    named = {k: list(v) for k, v in saved.items() if isinstance(v, dict) and v}
+    dropped = "; ".join(
+        f"{key} of {len(names)} parameters ({', '.join(map(str, names[:3]))}"
+        f"{', ...' if len(names) > 3 else ''})"
+        for key, names in named.items()
+    )
+    warnings.warn(
+        f"reset=True: going on at step {saved['step']} with zero residuals; dropped "
+        f"from the saved state: {dropped or 'nothing'}",
+        stacklevel=4,
+    )
+
+
+def _check_header(saved: Any) -> None:
+    if not isinstance(saved, Mapping):
         raise TypeError(f"expected a state_dict, got {type(saved).__name__}")
     _same("format", FORMAT, saved.get("format"))
-    _check_values(saved)
-    if saved["rank"] != _ANY_RANK:
-        _check_place(state.reducer.worker, saved)
-    if strict:
-        _same("compressor", str(state.compressor), saved["compressor"])
-        _same("feedback", str(state.feedback), saved["feedback"])
-    _check_residuals(state, saved["residuals"], strict=strict)
-    state.step = saved["step"]
-    state.reducer.loss_scale = saved["loss_scale"]
-    if isinstance(state.compressor, AutoChoice):
-        state.compressor.load_state_dict(saved.get("auto"), state.step)
-    for name in state.residuals.names():
-        held = saved["residuals"].get(name)
-        view = state.residuals[name]
-        view.zero_() if held is None else view.copy_(held)
+    missing = [key for key in _HEADER if key not in saved]
+    if missing:
+        raise ValueError(f"the saved state lacks {missing}")
+    _check_int("step", saved["step"], 0)
+    _check_int("rank", saved["rank"], _ANY_RANK)
+    _check_int("world_size", saved["world_size"], 1)
+    for key in ("loss_scale", "learning_rate"):
+        unit = saved[key]
+        number = isinstance(unit, (int, float)) and math.isfinite(unit) and unit >= 0
+        if unit is not None and not number:
+            raise ValueError(
+                f"{key} of the saved state must be None or a number, 0 or more, got "
+                f"{unit!r}"
+            )
 
 
-def _check_values(saved: dict[str, Any]) -> None:
-    step, residuals = saved.get("step"), saved.get("residuals")
-    if not isinstance(step, int) or not 0 <= step < 2**63:
-        raise ValueError(f"step of the saved state must be 0 or more, got {step!r}")
-    if not isinstance(residuals, dict):
-        raise TypeError(f"residuals of the saved state must be a dict, got {residuals}")
-
-
-def _check_place(worker: GroupWorker, saved: dict[str, Any]) -> None:
-    here = (worker.rank, worker.world_size)
-    there = (saved["rank"], saved["world_size"])
-    if here != there:
+def _check_int(what: str, value: Any, least: int) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= value < 2**63:
         raise ValueError(
-            f"this is rank {here[0]} of {here[1]}, the state is that of rank "
-            f"{there[0]} of {there[1]}; save full_state_dict() to load it elsewhere"
+            f"{what} of the saved state must be an int, {least} or more, got {value!r}"
         )
 
 
-def _check_residuals(
-    state: CompressionState, saved: dict[str, torch.Tensor], *, strict: bool
+def _check_place(worker: GroupWorker, saved: Mapping[str, Any]) -> None:
+    here = (worker.rank, worker.world_size)
+    there = (saved["rank"], saved["world_size"])
+    if there[0] != _ANY_RANK and here != there:
+        raise ValueError(
+            f"this is rank {here[0]} of {here[1]}, the state is that of rank "
+            f"{there[0]} of {there[1]}. On another number of ranks load "
+            "full_state_dict(), or commkern.merge_state_dicts() of all ranks' states, "
+            "or start with zero residuals: load_state_dict(..., reset=True). With "
+            "torch.distributed.checkpoint save and load state.per_rank()"
+        )
+
+
+def _check_settings(
+    state: CompressionState, saved: Mapping[str, Any], *, strict: bool
 ) -> None:
-    known = set(state.residuals.names())
-    missing, unexpected = sorted(known - set(saved)), sorted(set(saved) - known)
+    for key, mine in _settings(state).items():
+        if strict:
+            _same(key, mine, saved[key])
+
+
+def _check_store(key: str, store: ResidualStore, saved: Any, *, strict: bool) -> None:
+    if not isinstance(saved, Mapping):
+        raise TypeError(f"{key} of the saved state must be a dict, got {saved!r}")
+    known = set(store.names())
+    missing, unexpected = (
+        sorted(known - set(saved)),
+        sorted(set(saved) - known, key=str),
+    )
     if strict and (missing or unexpected):
         raise ValueError(
-            f"parameters differ: missing in the saved state {missing}, "
+            f"{key}: parameters differ: missing in the saved state {missing}, "
             f"unexpected {unexpected}"
         )
     for name in known & set(saved):
-        _same(
-            f"elements of {name!r}",
-            state.residuals[name].numel(),
-            saved[name].numel(),
+        _check_tensor(f"{key} of {name!r}", store[name], saved[name])
+
+
+def _check_tensor(what: str, mine: torch.Tensor, saved: Any) -> None:
+    if not isinstance(saved, torch.Tensor):
+        raise TypeError(f"{what}: expected a tensor, got {type(saved).__name__}")
+    _same(f"dtype of {what}", mine.dtype, saved.dtype)
+    _same(f"elements of {what}", mine.numel(), saved.numel())
+    bad = int((~torch.isfinite(saved)).sum())
+    if bad:
+        raise ValueError(
+            f"{what}: all values must be finite, {bad} of {saved.numel()} are not"
         )
 
 

@@ -20,6 +20,10 @@ class NonFiniteError(CommkernError):
     """A NaN or an Inf reached a reduction with ``nonfinite="raise"``."""
 
 
+class LedgerError(CommkernError):
+    """Results and residuals do not add up to the gradients that were given."""
+
+
 class PeerError(CommkernError):
     """A failure that another rank caused; ``rank`` and ``step`` say which and when."""
 

@@ -139,6 +139,11 @@ class GroupWorker:
             with self._order:
                 self._waiting -= 1
 
+    def release_scratch(self) -> None:
+        """Forget the buffers of plans that ran; the next ones make theirs. Called in
+        turn, like `run`."""
+        self._workspace = Workspace()
+
     def plan(self, members: Sequence[Member], dtype: str, settings: Settings) -> Plan:
         """The plan for this layout under these settings, built once."""
         key = (tuple(members), dtype, settings)

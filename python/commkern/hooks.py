@@ -7,18 +7,23 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from commkern.admission import check_call, unwrapped
 from commkern.state import CompressionState
 
 
 def compression_hook(
     state: CompressionState,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
+    bucket: dist.GradBucket = None,  # type: ignore[name-defined]
+    *others: Any,
 ) -> torch.futures.Future[torch.Tensor]:
     """Average a bucket over all ranks through the state's compressor.
 
     ``ddp.register_comm_hook(state, commkern.compression_hook)``; never blocks backward.
     Failures (PeerLost, MismatchError, ...) are raised by ``backward()`` as themselves.
+    TypeError for a sparse gradient, and for another caller than DDP (FSDP passes other
+    arguments).
     """
+    check_call(state, bucket, others, CompressionState)
     return state.reducer.submit(bucket)
 
 
@@ -27,9 +32,11 @@ def register(
 ) -> CompressionState:
     """Make DDP reduce its gradients through a compressor; returns the state.
 
-    ``settings`` are those of `CompressionState`. Raises TypeError for anything but a
-    DistributedDataParallel module, and what `CompressionState` raises.
+    ``ddp`` may be wrapped by ``torch.compile``. ``settings`` are those of
+    `CompressionState`. Raises TypeError for anything but a DistributedDataParallel
+    module, and what `CompressionState` raises.
     """
+    ddp = unwrapped(ddp)
     if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
             "commkern.register takes a DistributedDataParallel module, got "

@@ -44,6 +44,11 @@ def real_view(tensor: Any) -> torch.Tensor:
     return real
 
 
+def real_numel(tensor: torch.Tensor) -> int:
+    """The number of reals in a tensor."""
+    return tensor.numel() * (2 if tensor.is_complex() else 1)
+
+
 def checked_seed(seed: Any) -> int:
     """A seed of the random draws: an int of 64 bits, not negative."""
     if not isinstance(seed, int) or not 0 <= seed < 2**64:

@@ -24,7 +24,8 @@ from commkern import rank_worker
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PRELOAD = ["numpy", "torch", "torch.nn.parallel", "commkern.rank_worker"]
+# DistributedDataParallel imports torch._dynamo, which takes as long as torch itself.
+_PRELOAD = ["numpy", "torch", "torch._dynamo", "commkern.rank_worker"]
 _GRACE_S = 5.0  # for a process that should be ending or idle
 _LINGER_S = 1.0  # for the other ranks once one has failed
 

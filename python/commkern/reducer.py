@@ -12,15 +12,18 @@ from commkern.compose import Settings
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
-from commkern.inputs import real_view
+from commkern.inputs import real_numel, real_view
 from commkern.layout import Member
+from commkern.ledger import Ledger
 from commkern.plan import Plan
 from commkern.policy import Policy
 from commkern.residuals import ResidualStore
 from commkern.stats import StepStats
 from commkern.timeline import StepTimes, Timeline
+from commkern.units import Reading, Units
 
 _PLANS_KEPT = 256
+Layout = tuple[int, ...]  # the ids of a bucket's parameters
 
 
 class Reducer:
@@ -38,28 +41,34 @@ class Reducer:
         residuals: ResidualStore,
         *,
         feedback: bool,
-        grad_scaler: Any,
+        units: Units,
+        ledger: Ledger | None,
     ) -> None:
         self.worker = worker
         self.residuals = residuals
+        self.ledger = ledger
+        self.units = units
         self.stats = StepStats()
         self.timeline = Timeline()
         self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
         self.step = 0
-        self.loss_scale: float | None = None
         self._settings = settings
         self._policy = policy
         self._names = names
         self._feedback = feedback
-        self._grad_scaler = grad_scaler
         self._plans: dict[Any, Plan] = {}
+        self._layout_before: set[Layout] = set()
         self.begin_step()
 
     def begin_step(self) -> None:
         """Forget what the buckets of an unfinished step told."""
+        self._layout: set[Layout] = set()
         self._touched: set[int] = set()
         self._finite = True
         self.timeline.begin()
+        if self.ledger is not None:
+            self.ledger.forget_step()
+        self.stats.drop()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -67,19 +76,37 @@ class Reducer:
         self._plans.clear()
         self.begin_step()
 
+    @property
+    def stores(self) -> dict[str, ResidualStore]:
+        """All that is kept for each parameter, by its key in a state_dict."""
+        stores = {"residuals": self.residuals}
+        return stores | (self.ledger.stores() if self.ledger is not None else {})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the stores take."""
+        return sum(store.nbytes for store in self.stores.values())
+
+    @property
+    def seed(self) -> int:
+        """Of the random draws."""
+        return self._settings.seed
+
     # --- a bucket -----------------------------------------------------------------
 
     def submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Hand a bucket to the group's worker."""
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
-        sizes = [gradient.numel() for gradient in bucket.gradients()]
-        last, step = bucket.is_last(), self.step
-        scale = self._grad_scaler.get_scale() if self._grad_scaler else None
+        sizes = _sizes(parameters, buffer)
+        first, last, step = bucket.index() == 0, bucket.is_last(), self.step
+        units = self.units.read() if first else None
         submitted = self.timeline.clock()
 
         def job() -> torch.Tensor:
-            self._run(parameters, sizes, buffer, step, scale, last, submitted)
+            if first:
+                self.begin_step()  # a backward pass before may have been abandoned
+            self._run(parameters, sizes, buffer, step, units, last, submitted)
             return buffer
 
         return _deliver(self.worker.submit(job), buffer)
@@ -90,14 +117,17 @@ class Reducer:
         sizes: list[int],
         buffer: torch.Tensor,
         step: int,
-        scale: float | None,
+        units: Reading | None,
         last: bool,
         submitted: int,
     ) -> None:
         """Reduce one bucket and, after the last one, close the step."""
         started = self.timeline.clock()
-        self._follow_loss_scale(scale)
-        plan = self._plan(parameters, sizes, real_view(buffer), step)
+        if units is not None:
+            self._open_step(units)
+        data = real_view(buffer)
+        plan = self._plan(parameters, sizes, data, step)
+        given = None if self.ledger is None else self._counted(data)
         outcome = self.worker.run(
             plan,
             buffer,
@@ -105,6 +135,8 @@ class Reducer:
             step=step,
             residuals=self.residuals,
         )
+        if self.ledger is not None and given is not None:
+            self.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
         self.stats.add(plan, outcome, self.timeline.clock() - started)
         self.timeline.add(
@@ -113,12 +145,19 @@ class Reducer:
         if last:
             self._close_step(step)
 
-    def _follow_loss_scale(self, scale: float | None) -> None:
-        if scale is None or scale == self.loss_scale:
-            return
-        if self.loss_scale is not None:
-            self.residuals.scale(scale / self.loss_scale)
-        self.loss_scale = scale
+    def _counted(self, data: torch.Tensor) -> torch.Tensor:
+        """A copy of a bucket as the ledger counts it."""
+        if self._settings.nonfinite != "saturate":
+            return data.clone()
+        limit = torch.finfo(data.dtype).max / (2 * self.worker.world_size)
+        return data.nan_to_num(0.0, limit, -limit)
+
+    def _open_step(self, units: Reading) -> None:
+        self.residuals.keep()
+        gradients, residuals = self.units.follow(units)
+        if gradients * residuals != 1.0:
+            for store in self.stores.values():
+                store.scale(gradients * residuals)
 
     # --- a step -------------------------------------------------------------------
 
@@ -135,8 +174,11 @@ class Reducer:
         finite = self._finite
         if finite:
             self.residuals.commit(sorted(self._touched))
+        if self.ledger is not None:
+            self._count(self.ledger, finite=finite)
         self.stats.close(step, committed=finite)
         times = self.timeline.close(step)
+        self._follow_layout()
         self.step = step + 1
         self.begin_step()
         if self.after_step is not None:
@@ -145,6 +187,18 @@ class Reducer:
             raise NonFiniteError(
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
             )
+
+    def _count(self, ledger: Ledger, *, finite: bool) -> None:
+        if finite:
+            ledger.commit()
+        elif not self.residuals.rollback:  # the step's contribution is lost
+            ledger.restart(self.residuals)
+
+    def _follow_layout(self) -> None:
+        """Give scratch memory back after a rebuild: DDP's first bucket holds all."""
+        if self._layout != self._layout_before:
+            self.worker.release_scratch()
+        self._layout_before = self._layout
 
     # --- layout -------------------------------------------------------------------
 
@@ -156,7 +210,9 @@ class Reducer:
         step: int,
     ) -> Plan:
         phase = self._policy.phase(step)
-        key = (tuple(map(id, parameters)), buffer.dtype, phase)
+        layout = tuple(map(id, parameters))
+        self._layout.add(layout)
+        key = (layout, buffer.dtype, phase)
         if key not in self._plans:
             self.timeline.compose()
             self.reserve(parameters)
@@ -188,41 +244,51 @@ class Reducer:
             ) from None
 
     def reserve(self, parameters: list[torch.Tensor]) -> None:
-        """Residuals for the parameters that have none yet and need one."""
-        if not self._feedback:
-            return
-        sizes = {}
-        for parameter in parameters:
-            name = self.name(parameter)
-            if name not in self.residuals and not self._policy.is_exempt(name):
-                sizes[name] = parameter.numel() * (1 + parameter.is_complex())
-        if sizes:
-            self.residuals.extend(sizes)
+        """Room for the parameters that have none yet and need some."""
+        sizes = {self.name(p): real_numel(p) for p in parameters}
+        if self.ledger is not None:
+            self.ledger.reserve(sizes)
+        new = {
+            name: size
+            for name, size in sizes.items()
+            if name not in self.residuals and not self._policy.is_exempt(name)
+        }
+        if new and self._feedback:
+            self.residuals.extend(new)
+
+
+def _sizes(parameters: list[torch.Tensor], buffer: torch.Tensor) -> list[int]:
+    """Elements of each parameter in a bucket, in reals.
+
+    Not those of ``bucket.gradients()``, which counts a complex element as one.
+    """
+    sizes = [real_numel(parameter) for parameter in parameters]
+    if sum(sizes) != real_numel(buffer):
+        raise TypeError(
+            f"the parameters of this bucket hold {sum(sizes)} real numbers, DDP's "
+            f"buffer {real_numel(buffer)} of dtype {buffer.dtype}: this version of "
+            "torch cannot reduce complex parameters"
+        )
+    return sizes
 
 
 def _deliver(
     job: Future[torch.Tensor], buffer: torch.Tensor
 ) -> torch.futures.Future[torch.Tensor]:
-    """The future that DDP waits for. A failure is raised by backward() itself: DDP
-    would turn an exception of the future into a cast error."""
-    raised_by_backward = _raise_after_backward(job)
+    """The future that DDP waits for. A failure is raised by backward() itself, and
+    outside of a backward pass (DDP's join calls the hook there) by the hook: DDP loses
+    an exception of the future, or turns it into a cast error."""
+    if not _raise_after_backward(job):
+        job.result()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-
-    def done(job: Future[torch.Tensor]) -> None:
-        error = job.exception()
-        if error is None or raised_by_backward:
-            future.set_result(buffer)
-        else:
-            future.set_exception(error)  # type: ignore[arg-type]
-
-    job.add_done_callback(done)
+    job.add_done_callback(lambda _: future.set_result(buffer))
     return future
 
 
 def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     """Let backward() raise the job's exception once DDP has finished its own work.
 
-    False outside of a backward pass (DDP's join calls the hook there).
+    False outside of a backward pass.
     """
     engine = torch.autograd.Variable._execution_engine
 

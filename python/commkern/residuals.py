@@ -1,4 +1,5 @@
-"""Residuals in two versions: one committed, one that the running step writes."""
+"""Tensors by parameter name, in two versions: one committed, one that the running step
+writes."""
 
 from __future__ import annotations
 
@@ -13,21 +14,30 @@ _ALIGNED_ELEMENTS = 16  # 64 bytes: kernels stream past the cache only to such p
 
 
 class ResidualStore:
-    """fp32 residuals of named parameters, in units of the sum over ranks.
+    """What a state keeps for each parameter; residuals are in units of the sum over
+    ranks.
 
     With ``rollback`` a step reads the committed version of each parameter and writes
     the other one; ``commit`` swaps them, per parameter, without a copy. Without it
     there is one version, updated in place.
     """
 
-    def __init__(self, sizes: Mapping[str, int], *, rollback: bool) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        *,
+        rollback: bool,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.rollback = rollback
+        self.dtype = dtype
         self._sizes: dict[str, int] = {}
         self._offsets: dict[str, int] = {}
         self._rows: dict[str, int] = {}
-        self._versions = (torch.zeros(0), torch.zeros(0))
+        nothing = torch.zeros(0, dtype=dtype)
+        self._versions = (nothing, nothing)
         self.committed = torch.zeros(0, dtype=torch.uint8)
-        self._last: list[int] = []
+        self._last: list[int] | None = None
         self.extend(sizes)
 
     def extend(self, sizes: Mapping[str, int]) -> None:
@@ -68,11 +78,11 @@ class ResidualStore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the residuals take."""
-        return sum(4 * v.numel() for v in self._versions[: 1 + self.rollback])
+        """Bytes of memory that the versions take."""
+        return sum(v.nbytes for v in self._versions[: 1 + self.rollback])
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """The committed residual of a parameter: a flat view."""
+        """The committed version of a parameter: a flat view."""
         version = self._versions[int(self.committed[self._rows[name]])]
         start = self._offsets[name]
         return version[start : start + self._sizes[name]]
@@ -82,10 +92,19 @@ class ResidualStore:
         self._last = list(rows)
         self._swap()
 
+    def keep(self) -> None:
+        """Make the last commit final: a step is about to write the other version."""
+        self._last = None
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether the last commit can be taken back."""
+        return self._last is not None and (self.rollback or not self._sizes)
+
     def undo(self) -> None:
-        """Take the last commit back; valid until the next step writes."""
+        """Take the last commit back; only while ``can_undo``."""
         self._swap()
-        self._last = []
+        self.keep()
 
     def _swap(self) -> None:
         if self.rollback and self._last:
@@ -93,12 +112,20 @@ class ResidualStore:
             flags[np.asarray(self._last)] ^= 1
 
     def scale(self, factor: float) -> None:
-        """Multiply every residual."""
+        """Multiply everything."""
         for version in self._versions[: 1 + self.rollback]:
             version.mul_(factor)
 
+    def replace(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Commit these values; parameters without one become zero."""
+        for name in self._sizes:
+            held = values.get(name)
+            view = self[name]
+            view.zero_() if held is None else view.copy_(held.reshape(-1))
+        self.keep()
+
 
 def _extended(old: torch.Tensor, numel: int) -> torch.Tensor:
-    new = torch.zeros(numel)
+    new = torch.zeros(numel, dtype=old.dtype)
     new[: old.numel()] = old
     return new

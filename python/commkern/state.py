@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commkern import auto, checkpoint
+from commkern import auto, checkpoint, copies
+from commkern.admission import check_module, unwrapped
 from commkern.advice import CANDIDATES, Advice
 from commkern.compose import NONFINITE, Settings
 from commkern.compressors import Compressor
@@ -18,10 +20,13 @@ from commkern.feedback import feedback as read_feedback
 from commkern.forecast import state_advice
 from commkern.groups import worker
 from commkern.inputs import checked_bool, checked_seed, real_view
+from commkern.ledger import Ledger, check_countable
+from commkern.per_rank import PerRank
 from commkern.policy import Exempt, Policy, small_or_vector
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
+from commkern.units import Units
 
 
 class CompressionState:
@@ -51,10 +56,21 @@ class CompressionState:
         leaves them as they were. Costs a second fp32 copy of the compressed parameters.
     deterministic : force the schedule that sums in rank order
     grad_scaler : a ``torch.amp.GradScaler``; residuals follow its scale exactly
+    learning_rate : callable, or None
+        Returns the current rate: ``lambda: optimizer.param_groups[0]["lr"]``. When it
+        changes from one step to the next, residuals are multiplied by old / new, so
+        that the updates they stand for keep their size; a change to or from 0 leaves
+        them as they are.
+    ledger : bool
+        Keep the sums that `check_ledger` compares: two fp64 copies of the parameters
+        and, within a step, two of the gradients. Needs plain error feedback.
 
     Raises ValueError and TypeError, with both values, for what makes no sense.
     """
 
+    _saved: dict[str, Any]  # of a copy that is not bound
+
+    @copies.remember_arguments
     def __init__(
         self,
         process_group: Any = None,
@@ -70,15 +86,20 @@ class CompressionState:
         rollback: bool = True,
         deterministic: bool = False,
         grad_scaler: Any = None,
+        learning_rate: Callable[[], float] | None = None,
+        ledger: bool = False,
     ) -> None:
+        module = unwrapped(module)
+        check_module(module)
         self.feedback = read_feedback(feedback)
         self.compressor = auto.read(compressor, self.feedback, start_step)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
-        if grad_scaler is not None and not hasattr(grad_scaler, "get_scale"):
-            raise TypeError(f"grad_scaler must have get_scale(), got {grad_scaler!r}")
+        units = Units(grad_scaler, learning_rate)
+        if checked_bool("ledger", ledger):
+            check_countable(self.feedback)
         resolve(algorithm, self.compressor.aggregation)
         runs = worker(_group_of(module, process_group))
         self.compressor.check_world_size(runs.world_size)
@@ -96,18 +117,29 @@ class CompressionState:
         self._policy = Policy(
             parameters, self.compressor, exempt=exempt, start_step=start_step
         )
-        self.reducer = Reducer(
+        self._reducer: Reducer | None = Reducer(
             runs,
             settings,
             self._policy,
             {id(p): name for name, p in parameters.items()},
             ResidualStore({}, rollback=rollback),
             feedback=self.feedback is not None,
-            grad_scaler=grad_scaler,
+            units=units,
+            ledger=Ledger() if ledger else None,
         )
         if isinstance(self.compressor, auto.AutoChoice):
             self.reducer.after_step = self.compressor.after
         self.reducer.reserve([p for p in parameters.values() if p.requires_grad])
+
+    @property
+    def reducer(self) -> Reducer:
+        """What the buckets go through. ValueError in a copy that is not bound."""
+        if self._reducer is None:
+            raise ValueError(
+                "this state is a copy (unpickled or deep-copied) and belongs to no "
+                "module or process group yet: call state.bind(ddp) first"
+            )
+        return self._reducer
 
     @property
     def step(self) -> int:
@@ -131,17 +163,18 @@ class CompressionState:
         step; bytes_sent (by this rank, headers included) and bytes_dense (the same
         messages uncompressed); compression_factor; kernel_ms, exchange_ms and hook_ms;
         committed (False after a step with a non-finite result); residual_norm (L2 over
-        all parameters, in units of the sum); state_nbytes (memory of the residuals).
+        all parameters, in units of the sum); state_nbytes (memory of all that the state
+        keeps for the parameters: versions of residuals, sums of the ledger).
         """
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
-        memory = {"residual_norm": norm, "state_nbytes": self.residuals.nbytes}
+        memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
         return self.reducer.stats.last() | memory
 
     def report(self) -> dict[str, str]:
         """The compressor of every parameter in the coming step, by name."""
-        coder, step = self._policy.compressor, self.step
+        step, coder = self.step, self._policy.compressor
         return {name: str(coder(name, step)) for name in self._parameter_names}
 
     def advise(self, candidates: Sequence[str | Compressor] = CANDIDATES) -> Advice:
@@ -155,21 +188,48 @@ class CompressionState:
         """
         return state_advice(self.reducer, self._policy.is_exempt, candidates)
 
+    def check_ledger(self) -> dict[str, float]:
+        """How far results and residuals are from the gradients given, by parameter.
+
+        Over all steps since the start (or since the sums last started anew: after
+        `rejoin`, after loading a state without sums, and with ``rollback=False`` after
+        a step that was not finite): sum of results + mean residual - mean sum of
+        gradients, L2 relative to the largest of the three. Collective: every rank calls
+        it, between two steps.
+
+        Raises LedgerError on every rank where a parameter is off by more than 1e-5; for
+        fp16 and bf16 gradients by more than 1e-5 and the rounding of the results.
+        ValueError without ``ledger=True``.
+        """
+        reducer = self.reducer
+        if reducer.ledger is None:
+            raise ValueError("check_ledger() needs ledger=True, got ledger=False")
+        return reducer.ledger.check(reducer.worker, self.step, [self.residuals])
+
+    # --- saving, loading, copying -------------------------------------------------
+
     def state_dict(self) -> dict[str, Any]:
         """Committed residuals by name and the step: tensors and plain values only.
 
         Belongs to this rank and world size; save one per rank.
         """
+        if self._reducer is None:
+            return copy.deepcopy(self._saved)
         return checkpoint.state_dict(self)
 
-    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:
+    def load_state_dict(
+        self, state: dict[str, Any], *, strict: bool = True, reset: bool = False
+    ) -> None:
         """Continue from `state_dict` of the same rank and world size, or from
         `full_state_dict` of any.
 
-        Raises ValueError naming what differs. ``strict=False`` accepts missing and
-        unexpected parameters and another compressor.
+        Raises ValueError and TypeError naming what differs or is damaged, and changes
+        nothing then. ``strict=False`` accepts missing and unexpected parameters and
+        another compressor, feedback and seed. ``reset=True`` takes over the step alone,
+        from any rank's state: residuals become zero, and a warning says what was
+        dropped.
         """
-        checkpoint.load_state_dict(self, state, strict=strict)
+        checkpoint.load_state_dict(self, state, strict=strict, reset=reset)
 
     def full_state_dict(self) -> dict[str, Any]:
         """The mean residual over all ranks, valid for any world size.
@@ -179,29 +239,69 @@ class CompressionState:
         """
         return checkpoint.full_state_dict(self)
 
+    def per_rank(self, saved_world_size: int | None = None) -> PerRank:
+        """This state for ``torch.distributed.checkpoint``, in saving and in loading:
+        ``dcp.save({"hook": state.per_rank()})``.
+
+        To load what another number of ranks saved, give that number: every rank then
+        reads the states of all of them and continues from their mean.
+        """
+        return PerRank(self, saved_world_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copies.pack(self)
+
+    def __setstate__(self, packed: dict[str, Any]) -> None:
+        copies.unpack(self, packed)
+
+    def bind(
+        self,
+        module: torch.nn.Module,
+        process_group: Any = None,
+        *,
+        grad_scaler: Any = None,
+        learning_rate: Callable[[], float] | None = None,
+    ) -> None:
+        """Attach a pickled or deep-copied state to a module and its group.
+
+        A copy holds the settings and what `state_dict` holds, but nothing that lives in
+        one process; register the hook with it after this call. A state that is bound
+        already moves to the new module.
+
+        Raises ValueError where the module's parameters, the rank or the world size are
+        others than those of the copied state, and where that followed a grad_scaler or
+        a learning_rate and none is given.
+        """
+        followed = {"grad_scaler": grad_scaler, "learning_rate": learning_rate}
+        copies.bind(self, module, process_group, followed)
+
     def rejoin(self, process_group: Any = None) -> None:
         """Go on in a new group after PeerLost.
 
         Ranks may be one step apart then: all go back to the lowest committed step.
         Collective over the new group. Model parameters are the caller's to broadcast.
 
-        Raises ValueError where ranks are further apart.
+        Raises ValueError, on every rank, where one cannot go back so far: ranks are
+        further apart, a later step has begun there, or ``rollback`` is off.
         """
-        joined = worker(process_group)
+        reducer, joined = self.reducer, worker(process_group)
         self.compressor.check_world_size(joined.world_size)
-        self.reducer.move_to(joined)
+        reducer.move_to(joined)
         group = process_group if process_group is not None else dist.group.WORLD
-        lowest = torch.tensor(self.step)
-        dist.all_reduce(lowest, dist.ReduceOp.MIN, group=group)
-        ahead = self.step - int(lowest)
-        if ahead > 1:
+        back_to = self.step - self.residuals.can_undo
+        agreed = torch.tensor([self.step, -back_to])
+        dist.all_reduce(agreed, dist.ReduceOp.MIN, group=group)
+        lowest, reached = int(agreed[0]), -int(agreed[1])
+        if reached > lowest:
             raise ValueError(
-                f"this rank committed step {self.step}, another one {int(lowest)}; "
-                "load a checkpoint"
+                f"the lowest committed step is {lowest}, but a rank can go back to "
+                f"{reached} only (this one is at step {self.step}); load a checkpoint"
             )
-        if ahead == 1:
+        if self.step > lowest:
             self.residuals.undo()
-            self.step -= 1
+            self.step = lowest
+        if reducer.ledger is not None:
+            reducer.ledger.restart(self.residuals)
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
 
@@ -221,14 +321,14 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
     reduced."""
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(
-            f"module must be a torch.nn.Module, got {type(module).__name__}"
-        )
+    ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
         module = module.module
     named: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
-        real_view(parameter)
+        if name in ignored:
+            continue
+        if parameter.requires_grad:
+            real_view(parameter)
         named[name.replace("_orig_mod.", "")] = parameter
     return named

@@ -29,6 +29,10 @@ class StepStats:
     def close(self, step: int, *, committed: bool) -> None:
         """End a step."""
         self._last = self._open | {"step": step, "committed": committed}
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the buckets of a step that did not end."""
         self._open = _zero()
 
     def last(self) -> dict[str, Any]:

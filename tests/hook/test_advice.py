@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from tests.hook.models import make, train
@@ -143,10 +145,12 @@ def test_a_link_that_takes_no_time():
 
 
 class Clock:
-    """Stands still but while messages travel: a millisecond for each 1000 bytes."""
+    """Stands still but while messages travel: a microsecond for each byte. To backward
+    it stands still during a step, so that all buckets are full at once."""
 
     def __init__(self, state):
-        self.now = 0
+        self.now = self.begun = 1
+        self.state, self.step = state, 0
         self.worker = state.reducer.worker
         run = self.worker.run
 
@@ -161,7 +165,11 @@ class Clock:
         self.worker.run = slow
 
     def __call__(self):
-        return self.now
+        if threading.current_thread() is not threading.main_thread():
+            return self.now
+        if self.state.step != self.step:
+            self.step, self.begun = self.state.step, self.now
+        return self.begun
 
 
 def advised(rank, world_size, spec, steps):

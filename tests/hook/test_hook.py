@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.hook.models import (
-    batch,
     digest,
     everything,
     local_gradients,
@@ -126,42 +125,6 @@ def test_bits_do_not_depend_on_the_bucket_layout(ranks, coder):
     assert len({d for r in results for d in r}) == 1
 
 
-def accumulate(rank, world_size):
-    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
-    state = ck.register(ddp, "identity")
-    x = torch.tensor([[1.0, 1.0]]) * (rank + 1)
-    with ddp.no_sync():
-        ddp(x).sum().backward()
-    assert state.step == 0
-    ddp(10 * x).sum().backward()
-    return ddp.module.weight.grad.clone(), state.step
-
-
-def test_no_sync_leaves_hook_and_state_alone(ranks):
-    for gradient, step in ranks.run(2, accumulate):
-        assert torch.equal(gradient, torch.tensor([[16.5, 16.5]]))
-        assert step == 1
-
-
-def uneven(rank, world_size):
-    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
-    state = ck.register(ddp, "identity")
-    gradients = []
-    with ddp.join():
-        for i in range(2 if rank == 0 else 4):
-            ddp.zero_grad()
-            ddp(torch.ones(1, 4) * (i + 1 + rank)).sum().backward()
-            gradients.append(ddp.module.weight.grad[0, 0].item())
-    return gradients, state.step
-
-
-def test_join_with_uneven_inputs(ranks):
-    (first, steps0), (second, steps1) = ranks.run(2, uneven)
-    assert first == [1.5, 2.5]
-    assert second == [1.5, 2.5, 2.0, 2.5]
-    assert steps0 == steps1 == 4
-
-
 def settings_of_every_parameter(rank, world_size):
     ddp = make()
     state = ck.register(ddp, "quantize:bits=8")
@@ -240,52 +203,6 @@ def test_mixed_dtypes(ranks, spec):
     (first, kept), (second, _) = ranks.run(2, mixed_dtypes, spec)
     assert first == second
     assert kept
-
-
-def unused_parameters(rank, world_size):
-    torch.manual_seed(0)
-    model = TwoHeads()
-    ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    state = ck.register(ddp, "quantize:bits=4", exempt=None)
-    local, reduced, seen = (
-        torch.zeros(40, 40).double(),
-        torch.zeros(40, 40).double(),
-        [],
-    )
-    for step, use_b in enumerate([(0, 1), (), (0,), (0, 1)]):
-        ddp.zero_grad()
-        used = rank in use_b
-        x = batch(rank, step, 40)
-        ddp(x, used).square().mean().backward()
-        gradient = model.b.weight.grad
-        seen.append(gradient is not None)
-        if used:
-            twin = TwoHeads()
-            twin.load_state_dict(model.state_dict())
-            twin(x, True).square().mean().backward()
-            local += twin.b.weight.grad.double()
-        if gradient is not None:
-            reduced += gradient.double()
-    return local, reduced, state.state_dict()["residuals"]["b.weight"], seen
-
-
-class TwoHeads(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = torch.nn.Linear(40, 40)
-        self.b = torch.nn.Linear(40, 40)
-
-    def forward(self, x, use_b):
-        return self.a(x) + (self.b(x) if use_b else 0)
-
-
-def test_parameters_that_no_rank_used_keep_their_residual(ranks):
-    results = ranks.run(2, unused_parameters)
-    assert [r[3] for r in results] == [[True, False, True, True]] * 2
-    wanted = sum(r[0] for r in results) / 2
-    left = sum(r[2].double() for r in results).reshape(40, 40) / 2
-    assert torch.equal(results[0][1], results[1][1])
-    assert (results[0][1] + left - wanted).norm() / wanted.norm() < 1e-5
 
 
 def plain_collectives_are_left_alone(rank, world_size):

@@ -1,0 +1,60 @@
+"""The hook's state in torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from commkern.checkpoint import merge_state_dicts
+
+if TYPE_CHECKING:
+    from commkern.state import CompressionState
+
+
+class PerRank:
+    """A ``Stateful`` whose keys name the rank, made by `CompressionState.per_rank`.
+
+    torch.distributed.checkpoint writes a plain tensor that several ranks hold under one
+    key only once, from any of them. Residuals differ between ranks, so each rank's have
+    a key of their own.
+    """
+
+    def __init__(self, state: CompressionState, saved_world_size: int | None) -> None:
+        if saved_world_size is not None and (
+            not isinstance(saved_world_size, int) or saved_world_size < 1
+        ):
+            raise ValueError(
+                f"saved_world_size must be an int, 1 or more, got {saved_world_size!r}"
+            )
+        self._state = state
+        self._saved_world_size = saved_world_size
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state under the key of this rank, or room for that of every rank
+        that saved."""
+        mine = self._state.state_dict()
+        if self._saved_world_size is None:
+            return {_key(dist.get_rank()): mine}
+        return {_key(rank): _room(mine) for rank in range(self._saved_world_size)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from this rank's state, or from the mean of all that were saved.
+
+        Raises what `CompressionState.load_state_dict` raises.
+        """
+        if self._saved_world_size is None:
+            self._state.load_state_dict(state_dict[_key(dist.get_rank())])
+        else:
+            self._state.load_state_dict(merge_state_dicts(state_dict.values()))
+
+
+def _key(rank: int) -> str:
+    return f"rank_{rank}"
+
+
+def _room(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _room(inner) for key, inner in value.items()}
+    return torch.empty_like(value) if isinstance(value, torch.Tensor) else value

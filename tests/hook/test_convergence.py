@@ -1,0 +1,104 @@
+"""Models learn through the hook as well as without it."""
+
+from __future__ import annotations
+
+import torch
+from tests.laws import EVERY
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commkern as ck
+
+
+def samples(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A linear rule of 10 classes with noise."""
+    rule = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 64, generator=generator)
+    noise = 2 * torch.randn(count, 10, generator=generator)
+    return x, (x @ rule + noise).argmax(dim=1)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, 256),
+        nn.LayerNorm(256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.LayerNorm(256),
+        nn.ReLU(),
+        nn.Linear(256, 10),
+    )
+
+
+def accuracy(rank, world_size, spec):
+    """Held-out accuracy after 300 steps, and what the state says of each parameter."""
+    ddp = DistributedDataParallel(mlp())
+    state = ck.register(ddp, spec) if spec else None
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    x, y = samples(4096, seed=1)
+    order = torch.Generator().manual_seed(2)
+    for _ in range(300):
+        batch = torch.randint(4096, (64 * world_size,), generator=order)
+        batch = batch[64 * rank : 64 * (rank + 1)]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(ddp(x[batch]), y[batch]).backward()
+        optimizer.step()
+    x, y = samples(4096, seed=3)
+    with torch.no_grad():
+        right = (ddp.module(x).argmax(dim=1) == y).double().mean().item()
+    return right, state.report() if state else {}
+
+
+def test_an_mlp_learns_as_without_compression(ranks):
+    dense, _ = ranks.run(2, accuracy, None)[0]
+    assert dense > 0.6  # guessing: 0.1
+    for spec in ("quantize:bits=8", "quantize:bits=4", "sign"):
+        first, second = ranks.run(2, accuracy, spec)
+        assert first == second
+        right, report = first
+        assert right >= dense - 0.03, (spec, right, dense)
+        # Layers 0, 3 and 6 are linear, 1 and 4 norms.
+        coded = {"0.weight", "3.weight", "6.weight"}
+        assert len(report) == 10
+        assert {name for name, coder in report.items() if coder != "identity"} == coded
+
+
+def tiny_layers(rank, world_size, specs):
+    """How far each 7-element layer has moved after 50 steps, with nothing exempt."""
+    moved = {}
+    for spec in specs:
+        torch.manual_seed(0)
+        model = nn.ModuleList(nn.Linear(7, 1, bias=False) for _ in range(4))
+        before = [p.detach().clone() for p in model.parameters()]
+        ddp = DistributedDataParallel(Sum(model))
+        feedback = "error" if ck.compressor(spec).supports_feedback else None
+        ck.register(ddp, spec, exempt=None, feedback=feedback)
+        x = torch.linspace(-1, 1, 7).reshape(1, 7) * (rank + 1)
+        for _ in range(50):
+            ddp.zero_grad()
+            ddp(x).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+        moved[spec] = [
+            (p.detach() - old).abs().max().item()
+            for p, old in zip(model.parameters(), before, strict=True)
+        ]
+    return moved
+
+
+class Sum(nn.Module):
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((layer(x) - 3).square().sum() for layer in self.layers)
+
+
+def test_every_compressor_moves_the_smallest_layers(ranks):
+    for moved in ranks.run(2, tiny_layers, EVERY):
+        for spec, distances in moved.items():
+            assert min(distances) > 0.01, (spec, distances)

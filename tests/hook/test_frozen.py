@@ -1,0 +1,167 @@
+"""Parameters that are frozen, or kept from the hook; backward passes without an end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.hook.models import batch, digest
+from tests.hook.recording import Heads, Recorder, check_ledger, descend, heads
+from torch.nn.parallel import DistributedDataParallel
+
+import commkern as ck
+
+
+def frozen(rank, world_size, keep_state):
+    """Head b is frozen for 3 steps, then trained; body is frozen after 6. DDP wants to
+    be made anew whenever what is trained changes; the residuals go with the state, or
+    with its state_dict."""
+    torch.manual_seed(0)
+    model = Heads()
+    model.b.requires_grad_(False)
+    sums, held, state = [], [], None
+    for phase in range(3):
+        if phase == 1:
+            model.b.requires_grad_(True)
+        if phase == 2:
+            model.body.requires_grad_(False)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+        recorder = Recorder(ddp, "quantize:bits=4")
+        if state is not None and keep_state:
+            recorder.state = state
+        elif state is not None:
+            recorder.state.load_state_dict(state.state_dict(), strict=False)
+        state = recorder.state
+        for step in range(3):
+            ddp(batch(rank, 10 * phase + step, 40)).square().mean().backward()
+            recorder.note()
+            descend(ddp)
+        sums.append(recorder.summary())
+        held.append(set(sums[-1][2]))
+    return sums, held, state.step, digest(ddp)
+
+
+@pytest.mark.parametrize("keep_state", [True, False])
+def test_freezing_and_unfreezing(ranks, keep_state):
+    results = ranks.run(2, frozen, keep_state)
+    assert results[0][3] == results[1][3]
+    for _, held, step, _ in results:
+        assert step == 9
+        assert not any(name.startswith("b.") for name in held[0])
+        assert "b.weight" in held[1]
+        assert ("body.weight" in held[2]) == keep_state
+    # Each name's ledger over all the phases that trained it.
+    whole = []
+    for sums, _, _, _ in results:
+        local, outputs = {}, {}
+        for phase in sums:
+            for total, part in ((local, phase[0]), (outputs, phase[1])):
+                for name, value in part.items():
+                    total[name] = total.get(name, 0) + value
+        residuals = sums[1][2] | sums[2][2]
+        whole.append((local, outputs, residuals))
+    check_ledger(whole)
+
+
+def frozen_under_a_live_ddp(rank, world_size, find_unused):
+    ddp = heads(find_unused_parameters=find_unused)
+    recorder = Recorder(ddp, "quantize:bits=4")
+    residuals = []
+    for step in range(6):
+        ddp.module.b.requires_grad_(step not in (2, 3))
+        ddp(batch(rank, step, 40)).square().mean().backward()
+        recorder.note()
+        descend(ddp)
+        residuals.append(recorder.state.state_dict()["residuals"]["b.weight"])
+        if not find_unused and step == 2:
+            with pytest.raises(RuntimeError, match="finished reduction"):
+                ddp(batch(rank, step, 40))
+            return None
+    return recorder.summary(), residuals, digest(ddp)
+
+
+def test_freezing_under_a_live_ddp_needs_find_unused_parameters(ranks):
+    ranks.run(2, frozen_under_a_live_ddp, False)
+    results = ranks.run(2, frozen_under_a_live_ddp, True)
+    assert results[0][2] == results[1][2]
+    check_ledger([summary for summary, _, _ in results])
+    for _, residuals, _ in results:
+        assert torch.equal(residuals[1], residuals[3])
+        assert not torch.equal(residuals[3], residuals[4])
+
+
+def ignored(rank, world_size, delayed):
+    """Parameters that DDP leaves alone, or reduces by itself: not the hook's."""
+    model, more = Heads(), {}
+    named = [("b.weight", model.b.weight), ("b.bias", model.b.bias)]
+    if delayed:
+        more["delay_all_reduce_named_params"] = named
+        more["param_to_hook_all_reduce"] = model.a.weight
+    else:
+        model._ddp_params_and_buffers_to_ignore = [name for name, _ in named]
+    ddp = DistributedDataParallel(model, **more)
+    state = ck.register(ddp, "quantize:bits=4", exempt=None)
+    ddp(batch(rank, 0, 40)).square().mean().backward()
+    mine = model.b.weight.grad.clone()
+    return mine, sorted(state.report()), sorted(state.state_dict()["residuals"])
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_parameters_that_ddp_keeps_from_the_hook(ranks, delayed):
+    expected = ["a.bias", "a.weight", "body.bias", "body.weight"]
+    first, second = ranks.run(2, ignored, delayed)
+    assert torch.equal(first[0], second[0]) == delayed
+    assert first[1] == first[2] == expected
+
+
+def refused(rank, world_size):
+    ddp = heads(find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    with pytest.raises(ValueError, match="skip_all_reduce_unused_params=True"):
+        ck.register(ddp, "identity")
+    return True
+
+
+def test_what_would_pass_the_hook_by_is_refused(ranks):
+    assert all(ranks.run(2, refused))
+
+
+class Interruption(Exception):  # noqa: N818
+    pass
+
+
+def interrupt(_):
+    raise Interruption
+
+
+def abandoned(rank, world_size, interrupted):
+    """The second backward pass ends in an exception of user code after some buckets,
+    with a NaN in them. DDP must then be made anew; the state serves on, as if that
+    pass had not been."""
+    torch.manual_seed(0)
+    model, state = Heads(), None
+    recorder = None
+    for step in range(5):
+        if step != 1:
+            if step in (0, 2):
+                ddp = DistributedDataParallel(
+                    model, bucket_cap_mb=0.005, find_unused_parameters=True
+                )
+                recorder = Recorder(ddp, "quantize:bits=4")
+                recorder.state = state = state or recorder.state
+            ddp(batch(rank, step, 40)).square().mean().backward()
+            descend(model)
+        elif interrupted:
+            handle = model.body.weight.register_hook(interrupt)
+            loss = ddp(batch(rank, step, 40)).square().mean()
+            with pytest.raises(Interruption):
+                (loss * float("nan")).backward()
+            handle.remove()
+            model.zero_grad()
+            assert [len(buckets) for buckets in recorder.buckets] == [4, 3]
+    return digest(ddp), state.step, state.state_dict()["residuals"]["a.weight"].norm()
+
+
+def test_a_backward_pass_that_was_abandoned_leaves_no_trace(ranks):
+    results = ranks.run(2, abandoned, True)
+    assert results == ranks.run(2, abandoned, False)
+    assert results[0][0] == results[1][0]
+    assert results[0][1] == 4

@@ -1,0 +1,239 @@
+"""autocast and GradScaler: skipped steps, the scale, and residuals that follow it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.hook.given import reduced, registered
+from tests.hook.models import digest, make
+from tests.laws import EVERY
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import commkern as ck
+
+# Powers of two come through these unchanged, whatever the gradient.
+FOLLOWS_THE_SCALE = [
+    "quantize:bits=4",
+    "quantize:bits=2,rounding=stochastic",
+    "sign",
+    "fixed_point:bits=8",
+    "float8:format=e4m3,scale_dtype=e8m0",
+]
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(40, 40), nn.LayerNorm(40), nn.ReLU(), nn.Linear(40, 40)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def small() -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(Small())
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 40, generator=generator)
+
+
+def scaler_of(**settings) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", **{"init_scale": 1024.0} | settings)
+
+
+def train(ddp, rank, steps, scaler, *, spoil=(), autocast=None) -> list[float]:
+    """The scale after every step. ``spoil``: (step, rank) whose loss overflows."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    scales = []
+    for step in steps:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            loss = ddp(batch(rank, step)).float().square().mean()
+        if (step, rank) in spoil:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+# --- the scale ------------------------------------------------------------------------
+
+SPOIL = [(2, 1), (3, 0), (9, 1), (10, 0), (10, 1)]
+
+
+def scales_of(rank, world_size, spec, autocast):
+    found = []
+    for hooked in (False, True):
+        ddp, scaler = small(), scaler_of(growth_interval=3)
+        if hooked:
+            ck.register(ddp, spec, grad_scaler=scaler)
+        scales = train(ddp, rank, range(14), scaler, spoil=SPOIL, autocast=autocast)
+        found.append((scales, digest(ddp)))
+    return found
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("spec", ["identity", "quantize:bits=8", "sign"])
+def test_the_scale_is_that_of_plain_ddp(ranks, spec, autocast):
+    expected = [1024, 1024, 512, 256, 256, 256, 512, 512, 512, 256, 128, 128, 128, 256]
+    (plain, first), (_, second) = ranks.run(2, scales_of, spec, autocast)
+    assert plain[0] == first[0] == second[0] == expected
+    assert first[1] == second[1]
+    assert (first[1] == plain[1]) == (spec == "identity")
+
+
+def rounds_trip(rank, world_size, spec, settings):
+    """A run at scale 1, and one whose scale grows and shrinks; digests of both."""
+    digests = []
+    for init_scale, changes in ((1.0, {}), (256.0, settings)):
+        scaler = scaler_of(init_scale=init_scale, **changes)
+        ddp = small()
+        state = ck.register(ddp, spec, exempt=None, seed=1, grad_scaler=scaler)
+        scales = train(ddp, rank, range(8), scaler)
+        residuals = {
+            name: residual / state.reducer.loss_scale
+            for name, residual in state.state_dict()["residuals"].items()
+        }
+        digests.append((digest(ddp), residuals, scales))
+    return digests
+
+
+@pytest.mark.parametrize("spec", FOLLOWS_THE_SCALE)
+def test_residuals_follow_a_scale_that_grows_in_bits(ranks, spec):
+    for plain, scaled in ranks.run(2, rounds_trip, spec, {"growth_interval": 2}):
+        assert scaled[2] == [256, 512, 512, 1024, 1024, 2048, 2048, 4096]
+        assert plain[0] == scaled[0]
+        for name, residual in plain[1].items():
+            assert residual.any()
+            assert torch.equal(residual, scaled[1][name]), name
+
+
+def without_the_spoilt_step(rank, world_size, spec):
+    """A run with an overflow on rank 1, and one in which the step never happened."""
+    spoilt, clean = small(), small()
+    outcomes = []
+    for ddp, bad in ((spoilt, [(3, 1)]), (clean, [])):
+        scaler = scaler_of()
+        state = ck.register(ddp, spec, exempt=None, grad_scaler=scaler)
+        before = train(ddp, rank, range(3), scaler)
+        kept = state.state_dict()["residuals"]
+        if bad:
+            before += train(ddp, rank, range(3, 4), scaler, spoil=bad)
+            after = state.state_dict()["residuals"]
+            assert all(torch.equal(kept[n], after[n]) for n in kept)
+            assert state.stats()["committed"] is False
+        else:
+            state.step += 1  # noise follows the step
+        before += train(ddp, rank, range(4, 7), scaler)
+        assert state.stats()["committed"] is True
+        outcomes.append((digest(ddp), before))
+    return outcomes
+
+
+@pytest.mark.parametrize("spec", FOLLOWS_THE_SCALE)
+def test_a_skipped_step_leaves_no_trace_but_the_scale(ranks, spec):
+    results = ranks.run(2, without_the_spoilt_step, spec)
+    for (spoilt, scales), (clean, plain) in results:
+        assert spoilt == clean
+        assert scales == [1024.0] * 3 + [512.0] * 4
+        assert plain == [1024.0] * 6
+    assert results[0][0][0] == results[1][0][0]
+
+
+# --- every compressor tells every rank ------------------------------------------------
+
+
+def one_bad_value(rank, world_size):
+    """What GradScaler decides when one rank has one small bad element."""
+    decisions = {}
+    for spec in EVERY:
+        values = {"w": torch.linspace(-4, 4, 700).reshape(7, 100) * (rank + 1)}
+        ddp, _ = registered(values, spec)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+        for bad in (float("nan"), float("-inf")):
+            scaler = scaler_of(init_scale=2.0)
+            scaler.scale(torch.zeros(()))
+            values["w"][3, 50] = bad if rank == 2 else 0.01
+            results = reduced(ddp, values)
+            before = ddp.module.w.detach().clone()
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = torch.equal(before, ddp.module.w)
+            finite = bool(results["w"].isfinite().all())
+            decisions[spec, bad] = (finite, skipped, scaler.get_scale())
+    return decisions
+
+
+def test_all_ranks_skip_where_one_has_a_bad_value(ranks):
+    for decisions in ranks.run(3, one_bad_value):
+        for what, decision in decisions.items():
+            assert decision == (False, True, 1.0), what
+
+
+# --- settings around it ---------------------------------------------------------------
+
+
+def checkpoints(rank, world_size):
+    """Saved at scale 2048; resumed with that scale, another one, and no scaler."""
+    ddp, scaler = small(), scaler_of(growth_interval=3)
+    state = ck.register(ddp, "quantize:bits=4", grad_scaler=scaler)
+    train(ddp, rank, range(3), scaler)
+    saved, model = state.state_dict(), ddp.module.state_dict()
+    model = {name: value.clone() for name, value in model.items()}
+    scaled = scaler.state_dict()
+    train(ddp, rank, range(3, 6), scaler)
+    digests = [digest(ddp)]
+    for kind in ("same", "other", "none"):
+        again = small()
+        again.module.load_state_dict(model)
+        scaler = scaler_of(growth_interval=3, enabled=kind != "none")
+        if kind == "same":
+            scaler.load_state_dict(scaled)
+        elif kind == "other":
+            scaler = scaler_of(init_scale=4.0)
+        resumed = ck.register(
+            again, "quantize:bits=4", grad_scaler=scaler if kind != "none" else None
+        )
+        resumed.load_state_dict(saved)
+        train(again, rank, range(3, 6), scaler)
+        digests.append(digest(again))
+    return digests
+
+
+def test_a_resumed_run_may_have_another_scale_or_none(ranks):
+    for digests in ranks.run(2, checkpoints):
+        assert len(set(digests)) == 1
+
+
+def disabled(rank, world_size):
+    digests = []
+    for enabled in (False, True):
+        ddp = make()
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        settings = {"grad_scaler": scaler} if enabled else {}
+        state = ck.register(ddp, "quantize:bits=4", **settings)
+        digests.append(
+            (digest_after(ddp, rank, scaler), state.stats()["residual_norm"])
+        )
+    return digests
+
+
+def digest_after(ddp, rank, scaler):
+    for step in range(3):
+        ddp.zero_grad()
+        x = torch.linspace(-1, 1, 64).reshape(1, 64) * (rank + step + 1)
+        scaler.scale(ddp(x).square().mean()).backward()
+    return [p.grad.double().sum().item() for p in ddp.parameters()]
+
+
+def test_a_scaler_that_is_off_changes_nothing(ranks):
+    for without, with_it in ranks.run(2, disabled):
+        assert without == with_it
