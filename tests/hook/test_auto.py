@@ -138,6 +138,10 @@ def resumed(rank, world_size, stop, kind):
     ddp, state = auto(rank, costs)
     train(ddp, rank, range(stop))
     saved = state.full_state_dict() if kind == "full" else state.state_dict()
+    if kind == "merged":
+        states = [None] * world_size
+        torch.distributed.all_gather_object(states, saved)
+        saved = ck.merge_state_dicts(states)
     file = io.BytesIO()
     torch.save({"hook": saved, "model": ddp.module.state_dict()}, file)
     train(ddp, rank, range(stop, 22))
@@ -164,9 +168,10 @@ def test_a_resumed_run_goes_on_in_the_same_way(ranks, stop):
         assert all("quantize:bits=4 from step" in choice for choice in choices)
 
 
-def test_a_full_state_keeps_the_choice_and_else_starts_anew(ranks):
-    assert ranks.run(2, resumed, 16, "full")[0][2] == FULL[2]
-    choices = ranks.run(2, resumed, 5, "full")[0][3]
+@pytest.mark.parametrize("kind", ["full", "merged"])
+def test_a_full_state_keeps_the_choice_and_else_starts_anew(ranks, kind):
+    assert ranks.run(2, resumed, 16, kind)[0][2] == FULL[2]
+    choices = ranks.run(2, resumed, 5, kind)[0][3]
     assert "from step 20 on" in choices[1]
 
 
