@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.h"
@@ -79,11 +80,21 @@ HeaderTemplate to_header(const py::handle& value) {
   return HeaderTemplate({text.begin(), text.end()});
 }
 
+Begin to_begin(const py::handle& value) {
+  const auto name = value.cast<std::string>();
+  const auto at = std::find(kPurposes.begin(), kPurposes.end(), name);
+  if (at == kPurposes.end()) {
+    fail("purpose: expected other, compress, reduce or decompress, got ", name);
+  }
+  return {int32_t(at - kPurposes.begin())};
+}
+
 StepSpec to_step(const py::tuple& step) {
   const auto kind = step[0].cast<std::string>();
   if (kind == "kernel") return to_kernel(step);
   if (kind == "post") return Post{step[1].cast<int32_t>()};
   if (kind == "complete") return Complete{step[1].cast<int32_t>()};
+  if (kind == "begin") return to_begin(step[1]);
   if (kind == "write_header") {
     as_tuple(step, 4);
     return WriteHeader{to_slice(step[1]), to_header(step[2]), to_slice(step[3])};
@@ -93,7 +104,8 @@ StepSpec to_step(const py::tuple& step) {
     return ReadHeader{to_slice(step[1]), to_header(step[2]), to_slice(step[3]),
                       step[4].cast<int32_t>()};
   }
-  fail("expected kernel, write_header, read_header, post or complete, got ", kind);
+  fail("expected kernel, write_header, read_header, post, complete or begin, got ",
+       kind);
 }
 
 std::vector<Transfer> to_transfers(const py::handle& list) {

@@ -66,7 +66,9 @@ py::dict run(Runner& runner, const py::list& objects,
     timing = runner.run(buffers, registers, *used, cpu::active_table());
   }
   py::dict times;
-  times["kernel"] = timing.kernel_ns;
+  for (size_t i = 0; i < kPurposes.size(); ++i) {
+    times[py::str(std::string(kPurposes[i]))] = timing.purpose_ns[i];
+  }
   times["exchange"] = timing.exchange_ns;
   return times;
 }

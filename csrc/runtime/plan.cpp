@@ -113,6 +113,13 @@ class StepCompiler {
     return complete;
   }
 
+  Step operator()(Begin&& begin) {
+    if (begin.purpose < 0 || size_t(begin.purpose) >= kPurposes.size()) {
+      fail("purpose: expected 0 ... ", kPurposes.size() - 1, ", got ", begin.purpose);
+    }
+    return begin;
+  }
+
   void require_all_completed() const { order_.require_all_completed(); }
 
  private:

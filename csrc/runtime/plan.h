@@ -2,10 +2,12 @@
 // registers are named here and given at each run.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -74,7 +76,17 @@ struct Complete {
   int32_t round = 0;
 };
 
-using StepSpec = std::variant<KernelSpec, WriteHeader, ReadHeader, Post, Complete>;
+// What time is accounted to; exchanges have an account of their own.
+inline constexpr std::array<std::string_view, 4> kPurposes = {"other", "compress",
+                                                              "reduce", "decompress"};
+
+// The kernel and header steps from here on are for this.
+struct Begin {
+  int32_t purpose = 0;
+};
+
+using StepSpec =
+    std::variant<KernelSpec, WriteHeader, ReadHeader, Post, Complete, Begin>;
 
 struct PlanSpec {
   std::vector<std::string> buffers;
@@ -86,8 +98,8 @@ struct PlanSpec {
   std::vector<StepSpec> steps;
 };
 
-using Step =
-    std::variant<std::unique_ptr<KernelCall>, WriteHeader, ReadHeader, Post, Complete>;
+using Step = std::variant<std::unique_ptr<KernelCall>, WriteHeader, ReadHeader, Post,
+                          Complete, Begin>;
 
 struct Plan {
   std::vector<std::string> buffers;

@@ -134,6 +134,7 @@ void Runner::write_preambles() {
 Timing Runner::execute(const Frame& frame, Transport& transport,
                        const KernelTable& table) {
   Timing timing;
+  int64_t* account = &timing.purpose_ns[0];
   auto begin = Clock::now();
   const auto lap = [&begin](int64_t& total) {
     const auto now = Clock::now();
@@ -150,18 +151,22 @@ Timing Runner::execute(const Frame& frame, Transport& transport,
                          frame.at(read.touched), read.sender, plan_.rank);
       },
       [&](const Post& post) {
-        lap(timing.kernel_ns);
+        lap(*account);
         transport.post(exchange(post.round));
         lap(timing.exchange_ns);
       },
       [&](const Complete& complete) {
-        lap(timing.kernel_ns);
+        lap(*account);
         transport.complete(exchange(complete.round));
         lap(timing.exchange_ns);
       },
+      [&](const Begin& next) {
+        lap(*account);
+        account = &timing.purpose_ns[size_t(next.purpose)];
+      },
   };
   for (const auto& step : plan_.steps) std::visit(execute_step, step);
-  lap(timing.kernel_ns);
+  lap(*account);
   return timing;
 }
 

@@ -2,6 +2,7 @@
 // transport.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <mutex>
 #include <span>
@@ -15,8 +16,8 @@
 namespace commkern {
 
 struct Timing {
-  int64_t kernel_ns = 0;    // kernels and headers
-  int64_t exchange_ns = 0;  // post and complete
+  std::array<int64_t, kPurposes.size()> purpose_ns{};  // kernels and headers
+  int64_t exchange_ns = 0;                             // post and complete
 };
 
 class Runner {

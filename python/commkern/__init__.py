@@ -50,12 +50,15 @@ from commkern.errors import (
     PeerError,
     PeerFailed,
     PeerLost,
+    ReplicasDiffer,
 )
 from commkern.feedback import ErrorFeedback
 from commkern.hooks import compression_hook, register
 from commkern.payload import Payload, decode
 from commkern.policy import small_or_vector
 from commkern.state import CompressionState
+from commkern.stats import write_stats
+from commkern.sync import check_sync
 from commkern.work import Work
 
 try:
@@ -90,6 +93,7 @@ __all__ = [
     "PeerLost",
     "Quantize",
     "ReduceState",
+    "ReplicasDiffer",
     "Rotated",
     "Sign",
     "Ternary",
@@ -97,6 +101,7 @@ __all__ = [
     "Work",
     "advise",
     "all_reduce",
+    "check_sync",
     "compression_hook",
     "compressor",
     "compressors",
@@ -106,4 +111,5 @@ __all__ = [
     "reference",
     "register",
     "small_or_vector",
+    "write_stats",
 ]

@@ -149,7 +149,7 @@ class AutoChoice:
         """Whether the step is one of its candidate's, and without work done once."""
         coder = self.compressor(times.step)
         used = (m.compressor for bucket in times.buckets for m in bucket.plan.members)
-        return not times.composed and coder in used
+        return not times.extra and coder in used
 
     def _decide(self, table: torch.Tensor, step: int, rounds: int) -> None:
         """From (ranks, steps, 2): each step's span and rest in ms, negative for none.

@@ -10,6 +10,7 @@ from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
 from commkern.layout import Group, Member, dense_spans, group_members
 from commkern.messages import Message, Messages
 from commkern.plan import (
+    Begin,
     Complete,
     Exchange,
     Plan,
@@ -283,7 +284,7 @@ class _Composer:
                 yield group, spans
 
     def _compress(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
-        steps: list[Step] = []
+        steps: list[Step] = [Begin("compress")]
         for group, spans in self._groups_with_spans(stage, segment, owners):
             if owners == [self.rank]:
                 spans = spans[[not self._stays(group, row) for row in spans]]
@@ -304,9 +305,8 @@ class _Composer:
         mine = self._messages[stage, segment, self.rank]
         peers = [r for r in range(self.world_size) if r != self.rank]
         parts = [self._part(stage, segment, r) for r in range(self.world_size)]
-        steps: list[Step] = [
-            self._read_header(parts[sender], mine, sender) for sender in peers
-        ]
+        steps: list[Step] = [Begin("reduce")]
+        steps += [self._read_header(parts[sender], mine, sender) for sender in peers]
         for number, rows in mine.rows.items():
             group = self.groups[number]
             coded = [row for row in rows if not self._stays(group, row)]
@@ -347,7 +347,7 @@ class _Composer:
         self, stage: int, segment: int, owners: Sequence[int]
     ) -> list[Step]:
         """Read what the owners reduced, and decode what is in its last stage."""
-        steps: list[Step] = []
+        steps: list[Step] = [Begin("decompress")]
         for owner in owners:
             if owner != self.rank:
                 message = self._messages[stage, segment, owner]

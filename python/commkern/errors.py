@@ -48,5 +48,22 @@ class MismatchError(PeerError):
     """Ranks called with different compressors, sizes, dtypes, settings or steps."""
 
 
+class ReplicasDiffer(CommkernError):  # noqa: N818
+    """Ranks hold different bits; ``name`` is the first tensor in question, ``ranks``
+    those that hold something else than most (all of them where there is no most)."""
+
+    def __init__(self, message: str, *, name: str, ranks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.name = name
+        self.ranks = ranks
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_differ, (self.args[0], self.name, self.ranks)
+
+
+def _rebuild_differ(message: str, name: str, ranks: tuple[int, ...]) -> ReplicasDiffer:
+    return ReplicasDiffer(message, name=name, ranks=ranks)
+
+
 def _rebuild(cls: type[PeerError], message: str, rank: int, step: int) -> PeerError:
     return cls(message, rank=rank, step=step)

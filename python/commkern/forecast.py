@@ -174,9 +174,7 @@ def _figures(times: StepTimes) -> torch.Tensor:
 
 def _comparable(steps: Sequence[StepTimes]) -> list[StepTimes]:
     """The steps that did what the last one did, and nothing that is done once."""
-    usable = [
-        times for times in steps if times.before is not None and not times.composed
-    ]
+    usable = [times for times in steps if times.before is not None and not times.extra]
     plans = [[bucket.plan for bucket in times.buckets] for times in usable]
     alike = [t for t, made in zip(usable, plans, strict=True) if made == plans[-1]]
     if len(alike) < _LEAST_STEPS:

@@ -33,13 +33,12 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Outcome:
     """What one run of a plan tells: which parameters any rank used, and whether every
-    value of the result is finite. Times in nanoseconds."""
+    value of the result is finite. ``times`` is what `runner.run` returns."""
 
     touched: np.ndarray[Any, np.dtype[np.bool_]]
     finite: bool
     bytes_sent: int
-    kernel_ns: int
-    exchange_ns: int
+    times: dict[str, int]
 
 
 class Workspace:
@@ -196,8 +195,7 @@ class GroupWorker:
             touched=touched,
             finite=not workspace.arrays["nonfinite"].any(),
             bytes_sent=self.transport.bytes_sent - sent,
-            kernel_ns=times["kernel"],
-            exchange_ns=times["exchange"],
+            times=times,
         )
 
     @staticmethod

@@ -20,6 +20,8 @@ EXTERNAL = ("data", "residual0", "residual1", "committed")
 #: Workspace that must be zero before a run.
 FLAGS = ("touched", "nonfinite")
 REGISTERS = ("seed", "step")
+#: What the time of kernels and headers is accounted to.
+PURPOSES = ("other", "compress", "reduce", "decompress")
 
 
 class Slice(NamedTuple):
@@ -65,6 +67,12 @@ class Complete(NamedTuple):
     round: int
 
 
+class Begin(NamedTuple):
+    """The kernels and headers from here on are for one of ``PURPOSES``."""
+
+    purpose: str
+
+
 class Transfer(NamedTuple):
     """One message of an exchange."""
 
@@ -79,7 +87,7 @@ class Exchange(NamedTuple):
     receives: tuple[Transfer, ...]
 
 
-Step = KernelCall | WriteHeader | ReadHeader | Post | Complete
+Step = KernelCall | WriteHeader | ReadHeader | Post | Complete | Begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +141,8 @@ def _step_text(step: Step, plan: Plan) -> str:
         exchange = plan.exchanges[step.round]
         receives = (f"{_slice_text(m)} from {peer}" for peer, m in exchange.receives)
         return f"complete round {step.round}: {', '.join(receives) or 'nothing'}"
+    if isinstance(step, Begin):
+        return f"{step.purpose}:"
     verb = "write" if isinstance(step, WriteHeader) else "read"
     return f"{verb} header of {_slice_text(step.message)}"
 
@@ -177,6 +187,8 @@ def lower(plan: Plan) -> dict[str, Any]:
         if isinstance(item, ReadHeader):
             message, template, touched, sender = item
             return ("read_header", piece(message), template, piece(touched), sender)
+        if isinstance(item, Begin):
+            return ("begin", item.purpose)
         return ("post" if isinstance(item, Post) else "complete", item.round)
 
     def transfers(

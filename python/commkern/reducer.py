@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from commkern import profiling
 from commkern.compose import Settings
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
@@ -18,9 +19,11 @@ from commkern.ledger import Ledger
 from commkern.plan import Plan
 from commkern.policy import Policy
 from commkern.residuals import ResidualStore
-from commkern.stats import StepStats
+from commkern.sampling import Sampler
+from commkern.stats import Backward, StepStats
 from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
+from commkern.watch import Watch
 
 _PLANS_KEPT = 256
 Layout = tuple[int, ...]  # the ids of a bucket's parameters
@@ -43,6 +46,7 @@ class Reducer:
         feedback: bool,
         units: Units,
         ledger: Ledger | None,
+        sample_every: int = 0,
     ) -> None:
         self.worker = worker
         self.residuals = residuals
@@ -51,6 +55,7 @@ class Reducer:
         self.stats = StepStats()
         self.timeline = Timeline()
         self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
+        self.sampler = Sampler(sample_every)
         self.step = 0
         self._settings = settings
         self._policy = policy
@@ -58,6 +63,8 @@ class Reducer:
         self._feedback = feedback
         self._plans: dict[Any, Plan] = {}
         self._layout_before: set[Layout] = set()
+        self._watch = Watch()
+        self._backward = Backward()
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -66,9 +73,10 @@ class Reducer:
         self._touched: set[int] = set()
         self._finite = True
         self.timeline.begin()
+        self.sampler.drop()
+        self.stats.drop()
         if self.ledger is not None:
             self.ledger.forget_step()
-        self.stats.drop()
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -99,17 +107,23 @@ class Reducer:
         buffer: torch.Tensor = bucket.buffer()
         parameters = bucket.parameters()
         sizes = _sizes(parameters, buffer)
-        first, last, step = bucket.index() == 0, bucket.is_last(), self.step
-        units = self.units.read() if first else None
-        submitted = self.timeline.clock()
+        last, step = bucket.is_last(), self.step
+        units = None
+        if bucket.index() == 0:
+            units, self._backward = self.units.read(), Backward()
+        backward, submitted = self._backward, self.timeline.clock()
 
         def job() -> torch.Tensor:
-            if first:
-                self.begin_step()  # a backward pass before may have been abandoned
-            self._run(parameters, sizes, buffer, step, units, last, submitted)
+            with profiling.within("commkern::reduce"):
+                self._run(parameters, sizes, buffer, step, units, submitted)
+                if last:
+                    self._close_step(step, backward)
             return buffer
 
-        return _deliver(self.worker.submit(job), buffer)
+        return profiling.until_done(
+            "commkern::bucket",
+            lambda: _deliver(self.worker.submit(job), buffer, backward),
+        )
 
     def _run(
         self,
@@ -118,32 +132,32 @@ class Reducer:
         buffer: torch.Tensor,
         step: int,
         units: Reading | None,
-        last: bool,
         submitted: int,
     ) -> None:
-        """Reduce one bucket and, after the last one, close the step."""
+        """Reduce one bucket."""
         started = self.timeline.clock()
         if units is not None:
             self._open_step(units)
         data = real_view(buffer)
         plan = self._plan(parameters, sizes, data, step)
+        seed, sampled = self._settings.seed, self.sampler.due(step)
+        if sampled:
+            self.timeline.note_extra()
+            self.sampler.take(plan, data, self.residuals, seed=seed, step=step)
         given = None if self.ledger is None else self._counted(data)
         outcome = self.worker.run(
             plan,
             buffer,
-            seed=self._settings.seed,
+            seed=seed,
             step=step,
             residuals=self.residuals,
         )
         if self.ledger is not None and given is not None:
             self.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
+        self._watch.bucket_done(plan, outcome, data, look=sampled)
         self.stats.add(plan, outcome, self.timeline.clock() - started)
-        self.timeline.add(
-            plan, submitted, started, outcome.kernel_ns, outcome.exchange_ns
-        )
-        if last:
-            self._close_step(step)
+        self.timeline.add(plan, submitted, started, outcome.times)
 
     def _counted(self, data: torch.Tensor) -> torch.Tensor:
         """A copy of a bucket as the ledger counts it."""
@@ -153,6 +167,7 @@ class Reducer:
         return data.nan_to_num(0.0, limit, -limit)
 
     def _open_step(self, units: Reading) -> None:
+        self.begin_step()  # a backward pass before may have been abandoned
         self.residuals.keep()
         gradients, residuals = self.units.follow(units)
         if gradients * residuals != 1.0:
@@ -170,13 +185,15 @@ class Reducer:
         self._touched.update(used)
         self._finite &= outcome.finite
 
-    def _close_step(self, step: int) -> None:
+    def _close_step(self, step: int, backward: Backward) -> None:
         finite = self._finite
         if finite:
             self.residuals.commit(sorted(self._touched))
         if self.ledger is not None:
             self._count(self.ledger, finite=finite)
-        self.stats.close(step, committed=finite)
+        self.sampler.close(step)
+        self.stats.close(step, committed=finite, exposed_ns=backward.exposed_ns())
+        self._watch.step_done(step, **self.stats.bytes())
         times = self.timeline.close(step)
         self._follow_layout()
         self.step = step + 1
@@ -188,17 +205,17 @@ class Reducer:
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"
             )
 
-    def _count(self, ledger: Ledger, *, finite: bool) -> None:
-        if finite:
-            ledger.commit()
-        elif not self.residuals.rollback:  # the step's contribution is lost
-            ledger.restart(self.residuals)
-
     def _follow_layout(self) -> None:
         """Give scratch memory back after a rebuild: DDP's first bucket holds all."""
         if self._layout != self._layout_before:
             self.worker.release_scratch()
         self._layout_before = self._layout
+
+    def _count(self, ledger: Ledger, *, finite: bool) -> None:
+        if finite:
+            ledger.commit()
+        elif not self.residuals.rollback:  # the step's contribution is lost
+            ledger.restart(self.residuals)
 
     # --- layout -------------------------------------------------------------------
 
@@ -214,7 +231,7 @@ class Reducer:
         self._layout.add(layout)
         key = (layout, buffer.dtype, phase)
         if key not in self._plans:
-            self.timeline.compose()
+            self.timeline.note_extra()
             self.reserve(parameters)
             members, offset = [], 0
             for parameter, size in zip(parameters, sizes, strict=True):
@@ -224,6 +241,7 @@ class Reducer:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             self._plans[key] = self.worker.plan(members, dtype, self._settings)
+            self._watch.plan_built(self._plans[key], members, step)
         return self._plans[key]
 
     def _member(self, name: str, size: int, offset: int, step: int) -> Member:
@@ -273,20 +291,21 @@ def _sizes(parameters: list[torch.Tensor], buffer: torch.Tensor) -> list[int]:
 
 
 def _deliver(
-    job: Future[torch.Tensor], buffer: torch.Tensor
+    job: Future[torch.Tensor], buffer: torch.Tensor, backward: Backward
 ) -> torch.futures.Future[torch.Tensor]:
     """The future that DDP waits for. A failure is raised by backward() itself, and
     outside of a backward pass (DDP's join calls the hook there) by the hook: DDP loses
     an exception of the future, or turns it into a cast error."""
-    if not _raise_after_backward(job):
+    if not _raise_after_backward(job, backward):
         job.result()
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     job.add_done_callback(lambda _: future.set_result(buffer))
     return future
 
 
-def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
-    """Let backward() raise the job's exception once DDP has finished its own work.
+def _raise_after_backward(job: Future[torch.Tensor], backward: Backward) -> bool:
+    """Let backward() raise the job's exception once DDP has finished its own work, and
+    note when the pass is through with its computing.
 
     False outside of a backward pass.
     """
@@ -295,9 +314,14 @@ def _raise_after_backward(job: Future[torch.Tensor]) -> bool:
     def check() -> None:
         job.result()
 
+    def computed() -> None:
+        backward.end()
+        engine.queue_callback(check)
+
     try:
         # Twice queued: DDP's own callback is queued between the two, and runs between.
-        engine.queue_callback(lambda: engine.queue_callback(check))
+        engine.queue_callback(computed)
     except RuntimeError:
+        backward.end()
         return False
     return True

@@ -14,6 +14,8 @@ from commkern.arrays import Bytes
 from commkern.compressors.base import KernelCall
 from commkern.failure import Failure
 from commkern.plan import (
+    PURPOSES,
+    Begin,
     Complete,
     Plan,
     Post,
@@ -46,17 +48,20 @@ def run(
     _check_buffers(plan, buffers)
     run = _Run(plan, dict(zip(plan.buffers, buffers, strict=True)), registers)
     run.write_preambles()
-    times = {"kernel": 0, "exchange": 0}
+    times = dict.fromkeys((*PURPOSES, "exchange"), 0)
+    purpose = PURPOSES[0]
     for step in plan.steps:
         begin = time.perf_counter_ns()
         if isinstance(step, Post):
             transport.post(step.round)
         elif isinstance(step, Complete):
             transport.complete(step.round)
+        elif isinstance(step, Begin):
+            purpose = step.purpose
         else:
             run.step(step)
-        kind = "exchange" if isinstance(step, (Post, Complete)) else "kernel"
-        times[kind] += time.perf_counter_ns() - begin
+        account = "exchange" if isinstance(step, (Post, Complete)) else purpose
+        times[account] += time.perf_counter_ns() - begin
     return times
 
 

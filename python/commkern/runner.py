@@ -17,7 +17,7 @@ _COMPILED: weakref.WeakKeyDictionary[Plan, Any] = weakref.WeakKeyDictionary()
 def run(
     plan: Plan, buffers: Sequence[Bytes], registers: Mapping[str, int], transport: Any
 ) -> dict[str, int]:
-    """Run every step of ``plan``; nanoseconds in ``kernel`` and ``exchange`` steps.
+    """Run every step of ``plan``; nanoseconds by purpose, and in ``exchange`` steps.
 
     ``buffers`` are writable byte arrays, one for each of ``plan.buffers`` and in that
     order; ``registers`` holds a value for each of ``plan.REGISTERS``. ``transport`` is

@@ -27,6 +27,7 @@ from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
 from commkern.units import Units
+from commkern.watch import registered
 
 
 class CompressionState:
@@ -64,6 +65,9 @@ class CompressionState:
     ledger : bool
         Keep the sums that `check_ledger` compares: two fp64 copies of the parameters
         and, within a step, two of the gradients. Needs plain error feedback.
+    sample_every : int
+        In every so many steps, measure what compressing loses of each parameter; shown
+        by `stats`. 0 never does. Need not be equal on all ranks.
 
     Raises ValueError and TypeError, with both values, for what makes no sense.
     """
@@ -88,13 +92,14 @@ class CompressionState:
         grad_scaler: Any = None,
         learning_rate: Callable[[], float] | None = None,
         ledger: bool = False,
+        sample_every: int = 0,
     ) -> None:
-        module = unwrapped(module)
-        check_module(module)
         self.feedback = read_feedback(feedback)
         self.compressor = auto.read(compressor, self.feedback, start_step)
         if nonfinite not in NONFINITE:
             raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
+        module = unwrapped(module)
+        check_module(module)
         checked_bool("rollback", rollback)
         checked_bool("deterministic", deterministic)
         units = Units(grad_scaler, learning_rate)
@@ -126,10 +131,13 @@ class CompressionState:
             feedback=self.feedback is not None,
             units=units,
             ledger=Ledger() if ledger else None,
+            sample_every=sample_every,
         )
         if isinstance(self.compressor, auto.AutoChoice):
             self.reducer.after_step = self.compressor.after
         self.reducer.reserve([p for p in parameters.values() if p.requires_grad])
+        exempt_names = {name for name in parameters if self._policy.is_exempt(name)}
+        registered(self, parameters, exempt_names)
 
     @property
     def reducer(self) -> Reducer:
@@ -158,19 +166,27 @@ class CompressionState:
     # --- what users ask -----------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """Figures of the last finished step.
+        """Figures of the last finished step; docs/telemetry.md explains each.
 
-        step; bytes_sent (by this rank, headers included) and bytes_dense (the same
-        messages uncompressed); compression_factor; kernel_ms, exchange_ms and hook_ms;
-        committed (False after a step with a non-finite result); residual_norm (L2 over
-        all parameters, in units of the sum); state_nbytes (memory of all that the state
-        keeps for the parameters: versions of residuals, sums of the ledger).
+        step and committed (False after a step with a non-finite result); bytes_sent (by
+        this rank, headers included), bytes_dense (the same messages uncompressed) and
+        compression_factor; times in ms: hook_ms, of which compress_ms, wait_ms,
+        reduce_ms, decompress_ms and other_ms, furthermore exposed_ms and
+        last_bucket_ms; residual_norm (L2 over all parameters, in units of the sum);
+        state_nbytes (memory of all that the state keeps for the parameters: versions of
+        residuals, sums of the ledger).
+
+        ``total`` has the sums over all steps, with steps and skipped (those that were
+        not committed). ``sampled``, None before there is one, tells of the last step
+        measured for ``sample_every``: step, relative_error and residual_norm, both by
+        parameter.
         """
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
         memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
-        return self.reducer.stats.last() | memory
+        sampled = {"sampled": self.reducer.sampler.last()}
+        return self.reducer.stats.last() | memory | sampled
 
     def report(self) -> dict[str, str]:
         """The compressor of every parameter in the coming step, by name."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from commkern.plan import Plan
 
 _STEPS_KEPT = 8
+_KERNELS = ("compress", "reduce", "decompress")
 
 
 class Bucket(NamedTuple):
@@ -30,12 +31,13 @@ class Bucket(NamedTuple):
 @dataclass(frozen=True)
 class StepTimes:
     """One finished step. ``before`` is the end of the step before it, None for the
-    first one; ``composed`` says that plans had to be made, which takes time once."""
+    first one; ``extra`` says that it held work that most have not: plans were made, or
+    errors sampled."""
 
     step: int
     before: int | None
     buckets: tuple[Bucket, ...]
-    composed: bool
+    extra: bool
 
     @property
     def span(self) -> int:
@@ -65,22 +67,23 @@ class Timeline:
     def begin(self) -> None:
         """Forget the buckets of an unfinished step."""
         self._buckets: list[Bucket] = []
-        self._composed = False
+        self._extra = False
 
-    def compose(self) -> None:
-        """Note that a plan had to be made."""
-        self._composed = True
+    def note_extra(self) -> None:
+        """Note work that most steps do not have."""
+        self._extra = True
 
     def add(
-        self, plan: Plan, submitted: int, started: int, kernel: int, exchange: int
+        self, plan: Plan, submitted: int, started: int, times: Mapping[str, int]
     ) -> None:
-        """Note a bucket whose reduction has just ended."""
-        ended = self.clock()
+        """Note a bucket whose reduction has just ended; ``times`` as its run gave."""
+        ended, exchange = self.clock(), times["exchange"]
+        kernel = sum(times[account] for account in _KERNELS)
         self._buckets.append(Bucket(plan, submitted, started, ended, kernel, exchange))
 
     def close(self, step: int) -> StepTimes:
         """End a step."""
-        times = StepTimes(step, self._before, tuple(self._buckets), self._composed)
+        times = StepTimes(step, self._before, tuple(self._buckets), self._extra)
         self.steps.append(times)
         self._before = times.buckets[-1].ended
         self.begin()

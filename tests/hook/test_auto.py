@@ -198,7 +198,8 @@ def logged(rank, world_size):
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            records.append(record.getMessage())
+            if record.getMessage().startswith("auto: "):
+                records.append(record.getMessage())
 
     logger = logging.getLogger("commkern")
     handler = Keep()

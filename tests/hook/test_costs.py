@@ -146,5 +146,3 @@ def test_messages_do_not_grow_with_the_number_of_parameters(ranks, spec, rounds)
         assert [len(posted) for posted in calls] == [rounds] * 3
         headers = 64 * rounds
         assert stats["bytes_sent"] == sum(calls[-1]) + headers
-        # Kernels and exchanges are parts of the hook's time.
-        assert 0 < stats["kernel_ms"] + stats["exchange_ms"] <= stats["hook_ms"]

@@ -115,7 +115,7 @@ def test_parameters_that_ddp_keeps_from_the_hook(ranks, delayed):
 
 def refused(rank, world_size):
     ddp = heads(find_unused_parameters=True, skip_all_reduce_unused_params=True)
-    with pytest.raises(ValueError, match="skip_all_reduce_unused_params=True"):
+    with pytest.raises(ValueError, match=r"skip_all_reduce_unused_params=True"):
         ck.register(ddp, "identity")
     return True
 

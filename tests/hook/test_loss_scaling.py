@@ -98,9 +98,10 @@ def rounds_trip(rank, world_size, spec, settings):
         ddp = small()
         state = ck.register(ddp, spec, exempt=None, seed=1, grad_scaler=scaler)
         scales = train(ddp, rank, range(8), scaler)
+        saved = state.state_dict()
         residuals = {
-            name: residual / state.reducer.loss_scale
-            for name, residual in state.state_dict()["residuals"].items()
+            name: residual / saved["loss_scale"]
+            for name, residual in saved["residuals"].items()
         }
         digests.append((digest(ddp), residuals, scales))
     return digests
@@ -181,35 +182,36 @@ def test_all_ranks_skip_where_one_has_a_bad_value(ranks):
 # --- settings around it ---------------------------------------------------------------
 
 
-def checkpoints(rank, world_size):
-    """Saved at scale 2048; resumed with that scale, another one, and no scaler."""
-    ddp, scaler = small(), scaler_of(growth_interval=3)
-    state = ck.register(ddp, "quantize:bits=4", grad_scaler=scaler)
-    train(ddp, rank, range(3), scaler)
-    saved, model = state.state_dict(), ddp.module.state_dict()
-    model = {name: value.clone() for name, value in model.items()}
-    scaled = scaler.state_dict()
-    train(ddp, rank, range(3, 6), scaler)
+def resumed(rank, world_size, saved_at):
+    """Saved under a scaler or without one; resumed in the same run, and in others under
+    a scale of its own or without a scaler."""
+    first, second = range(3), range(3, 6)
+    ddp, state, scaler = under(saved_at)
+    train(ddp, rank, first, scaler)
+    saved = state.state_dict()
+    model = {k: v.clone() for k, v in ddp.module.state_dict().items()}
+    train(ddp, rank, second, scaler)
     digests = [digest(ddp)]
-    for kind in ("same", "other", "none"):
-        again = small()
+    for scale in (None, 4.0, 4096.0):
+        again, state, scaler = under(scale)
         again.module.load_state_dict(model)
-        scaler = scaler_of(growth_interval=3, enabled=kind != "none")
-        if kind == "same":
-            scaler.load_state_dict(scaled)
-        elif kind == "other":
-            scaler = scaler_of(init_scale=4.0)
-        resumed = ck.register(
-            again, "quantize:bits=4", grad_scaler=scaler if kind != "none" else None
-        )
-        resumed.load_state_dict(saved)
-        train(again, rank, range(3, 6), scaler)
+        state.load_state_dict(saved)
+        train(again, rank, second, scaler)
         digests.append(digest(again))
     return digests
 
 
-def test_a_resumed_run_may_have_another_scale_or_none(ranks):
-    for digests in ranks.run(2, checkpoints):
+def under(scale: float | None):
+    """A model, its hook and a scaler: that starts at a scale, or is off."""
+    ddp = small()
+    scaler = scaler_of(init_scale=scale or 1.0, growth_interval=3, enabled=bool(scale))
+    settings = {"grad_scaler": scaler} if scale else {}
+    return ddp, ck.register(ddp, "quantize:bits=4", **settings), scaler
+
+
+@pytest.mark.parametrize("saved_at", [None, 1024.0])
+def test_a_resumed_run_may_have_another_scale_or_none(ranks, saved_at):
+    for digests in ranks.run(2, resumed, saved_at):
         assert len(set(digests)) == 1
 
 

@@ -18,9 +18,10 @@ NUMEL = 200_000
 def table() -> dict[str, list[str]]:
     """Compressor to its cells, one for each dtype."""
     text = (Path(__file__).parents[2] / "docs" / "support.md").read_text("utf-8")
+    section = text.split("\n## Values and dtypes")[1].split("\n## ")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in text.split("\n## Wrappers")[0].splitlines()
+        for line in section.splitlines()
         if line.startswith("| `")
     ]
     return {row[0].strip("`"): row[1:] for row in rows}

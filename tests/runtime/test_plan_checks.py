@@ -53,6 +53,7 @@ WRONG_STEPS = [
     (("kernel", "quantize", {"bits": 2**31}), "bits: expected at most 2147483647"),
     (("kernel", "quantize", {"bits": -1}), "step 0: "),
     (("launch", 0), "step 0: expected kernel, .* got launch"),
+    (("begin", "rest"), "step 0: purpose: expected other, .* got rest"),
     (("post", 0), r"step 0: round: expected 0 \.\.\. -1, got 0"),
     (("write_header", MESSAGE, HEADER[:31], TOUCHED), "at least 32 bytes, got 31"),
     (("write_header", MESSAGE, b"x" + HEADER[1:], TOUCHED), "magic: expected"),
