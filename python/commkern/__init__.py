@@ -17,6 +17,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from commkern import kernels, reference
+from commkern.advice import Advice, advise
+from commkern.auto import Auto
 from commkern.checkpoint import merge_state_dicts
 from commkern.collectives import ReduceState, all_reduce
 from commkern.compressors import (
@@ -69,6 +71,8 @@ __all__ = [
     "EF21",
     "NVFP4",
     "QSGD",
+    "Advice",
+    "Auto",
     "BackendError",
     "Cast",
     "CodeBook",
@@ -100,6 +104,7 @@ __all__ = [
     "Ternary",
     "TwoBit",
     "Work",
+    "advise",
     "all_reduce",
     "check_sync",
     "compression_hook",

@@ -80,40 +80,36 @@ class BucketPlans:
         sizes: Mapping[str, int],
         dtype: torch.dtype,
         step: int,
-    ) -> Plan:
-        """The plan of a bucket in a step."""
+    ) -> tuple[Plan, bool]:
+        """The plan of a bucket in a step, and whether it is new."""
         layout = tuple(map(id, parameters))
         self._seen.add(layout)
         key = layout, dtype, self._policy.phase(step)
-        found = self._plans.get(key)
-        if found is None:
-            self.reserve(sizes)
-            members, offset = [], 0
-            for name, size in sizes.items():
-                members.append(self._member(name, size, offset, step))
-                offset += size
-            if len(self._plans) >= _PLANS_KEPT:
-                self._plans.clear()
-            found = worker.plan(members, dtype_name(dtype), self._settings)
-            self._plans[key] = found
-            self._watch.plan_built(found, members, step)
-        return found
+        if key in self._plans:
+            return self._plans[key], False
+        self.reserve(sizes)
+        members, offset = [], 0
+        for name, size in sizes.items():
+            members.append(self._member(name, size, offset, step))
+            offset += size
+        if len(self._plans) >= _PLANS_KEPT:
+            self._plans.clear()
+        made = worker.plan(members, dtype_name(dtype), self._settings)
+        self._plans[key] = made
+        self._watch.plan_built(made, members, step)
+        return made, True
 
     def reserve(self, sizes: Mapping[str, int]) -> None:
         """Room in the stores for the parameters that have none yet and need some."""
-        self._stores.reserve(sizes, lambda name: not self._policy.is_exempt(name))
+        self._stores.reserve(sizes, self._policy.codes)
 
     def _member(self, name: str, size: int, offset: int, step: int) -> Member:
         coder, residuals = self._policy.compressor(name, step), self._stores.residuals
         if name not in residuals:
             return Member(name, size, offset, coder)
         place, row = residuals.offset(name), residuals.row(name)
-        return Member(name, size, offset, coder, place, row, self._flushes(step))
-
-    def _flushes(self, step: int) -> bool:
-        """Whether an uncompressed step takes along what was held back."""
-        follows = self._stores.estimates is not None or self._policy.has_begun(step)
-        return follows and self._policy.is_dense(step)
+        flushes = self._policy.flushes(step, warm_up=self._stores.estimates is not None)
+        return Member(name, size, offset, coder, place, row, flushes)
 
     def name(self, parameter: torch.Tensor) -> str:
         """The name of a parameter; ValueError for one of another module."""

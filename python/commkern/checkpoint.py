@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from commkern import auto
 from commkern.delayed import check_pending, load_pending, saved_pending
 from commkern.groups import GroupWorker
 from commkern.ledger import mean_over_ranks
@@ -41,7 +42,8 @@ def full_state_dict(state: CompressionState) -> dict[str, Any]:
         copies = [mean.clone() for mean in means]
         values[key] = dict(zip(named, copies, strict=True))
     place = {"rank": _ANY_RANK, "world_size": worker.world_size}
-    return _header(state) | place | values
+    header = _header(state)
+    return header | auto.of_all_ranks(header) | place | values
 
 
 def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     by_rank = _by_rank(states)
     first = by_rank[0]
     for rank, other in enumerate(by_rank):
-        for key in first.keys() - {"rank"}:
+        for key in first.keys() - {"rank", auto.SAMPLES}:
             if not isinstance(first[key], dict) and other.get(key) != first[key]:
                 raise ValueError(
                     f"{key} is {first[key]!r} on rank 0 and {other.get(key)!r} on rank "
@@ -70,7 +72,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                     f"{key} of {name!r} is not there on all ranks"
                 ) from None
             merged[key][name] = torch.stack(ranks).mean(0).to(value.dtype)
-    return merged | {"rank": _ANY_RANK}
+    return merged | auto.of_all_ranks(merged) | {"rank": _ANY_RANK}
 
 
 def _by_rank(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -101,7 +103,8 @@ def _values(reducer: Reducer) -> dict[str, dict[str, torch.Tensor]]:
 
 def _header(state: CompressionState) -> dict[str, Any]:
     units = state.reducer.units.current._asdict()
-    return {"format": FORMAT, "step": state.step} | units | _settings(state)
+    header = {"format": FORMAT, "step": state.step} | units | _settings(state)
+    return header | auto.saved(state.compressor)
 
 
 def _settings(state: CompressionState) -> dict[str, Any]:
@@ -135,6 +138,8 @@ def load_state_dict(
     reducer.begin_step()
     reducer.step = saved["step"]
     reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
+    if isinstance(state.compressor, auto.AutoChoice):
+        state.compressor.load({} if reset else saved, saved["step"])
     for key, store in reducer.stores.named().items():
         store.replace(values.get(key, {}))
     load_pending(reducer.delay, {} if reset else saved)

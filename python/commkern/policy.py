@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from commkern.assignment import assign, check_patterns
+from commkern.auto import AutoChoice
 from commkern.compressors import Compressor, Identity
 from commkern.step_schedule import FieldSchedules
 
@@ -91,14 +92,27 @@ class Policy:
         if isinstance(exempt, Exempt):
             check_patterns("exempt", exempt.names, parameters)
         without = {n for n, p in parameters.items() if exempt and exempt(n, p)}
-        self.given, chosen = assign(compressor, parameters, without)
+        self._exempt = without
+        self._auto = compressor if isinstance(compressor, AutoChoice) else None
+        self.given, chosen = self._assign(compressor, parameters, without)
         self._chosen = {n: c for n, c in chosen.items() if c != _IDENTITY}
         self._distinct = tuple(dict.fromkeys(chosen.values()))
         self._start_step = start_step
         self._dense_every = dense_every
         self._schedule = FieldSchedules(schedule)
         self._schedule.check_fields(self._distinct)
-        self.known = self._known()
+        self.known = self._known() if self._auto is None else list(self._auto.coders)
+
+    def _assign(
+        self,
+        compressor: Any,
+        parameters: Mapping[str, torch.Tensor],
+        exempt: Collection[str],
+    ) -> tuple[Any, dict[str, Compressor]]:
+        if self._auto is None:
+            return assign(compressor, parameters, exempt)
+        _, chosen = assign(self._auto.coders[-1], parameters, exempt)
+        return self._auto, chosen
 
     def _known(self) -> list[Compressor]:
         """Every compressor that is known to come up; raises for what is refused."""
@@ -115,15 +129,19 @@ class Policy:
 
     def phase(self, step: int) -> Hashable:
         """Equal for two steps in which every parameter has the same compressor."""
-        if self.has_begun(step) and not self.is_dense(step):
-            return tuple(self._schedule.at(coder, step) for coder in self._distinct)
-        return self.has_begun(step)
+        if self.is_dense(step):
+            return self.has_begun(step)
+        if self._auto is not None:
+            return self._auto.phase(step), self._auto.flushes(step)
+        return tuple(self._schedule.at(coder, step) for coder in self._distinct)
 
     def compressor(self, name: str, step: int) -> Compressor:
         """The compressor of a parameter in a step."""
         coder = self._chosen.get(name)
         if coder is None or self.is_dense(step):
             return _IDENTITY
+        if self._auto is not None:
+            return self._auto.compressor(step)
         return self._schedule.at(coder, step)
 
     def has_begun(self, step: int) -> bool:
@@ -137,9 +155,23 @@ class Policy:
         every = self._dense_every
         return every is not None and (step - self._start_step + 1) % every == 0
 
+    def flushes(self, step: int, *, warm_up: bool) -> bool:
+        """Whether a step without compression takes along what was held back.
+
+        Steps before ``start_step`` do with ``warm_up``: nothing is held back by then,
+        but some feedback wants to see the gradient.
+        """
+        if self.is_dense(step):
+            return warm_up or self.has_begun(step)
+        return self._auto is not None and self._auto.flushes(step)
+
     def is_exempt(self, name: str) -> bool:
-        """Whether a parameter is never compressed."""
-        return name not in self._chosen
+        """Whether a parameter is exempt from whatever compressor there is."""
+        return name in self._exempt
+
+    def codes(self, name: str) -> bool:
+        """Whether a parameter is compressed in any step."""
+        return name in self._chosen
 
 
 def _check_int(what: str, value: Any, least: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from commkern.policy import Policy
 from commkern.sampling import Sampler
 from commkern.stats import StepStats
 from commkern.stores import Stores
+from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
 from commkern.watch import Watch
 
@@ -48,6 +48,8 @@ class Reducer:
         self.units = units
         self.delay = delay
         self.stats = StepStats()
+        self.timeline = Timeline()
+        self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
         self.sampler = Sampler(sample_every)
         self.step = 0
         self._settings = settings
@@ -92,10 +94,11 @@ class Reducer:
             units, self._backward = self.units.read(), Backward()
             self._scale = units.loss_scale or self.units.current.loss_scale
         step, backward = self._step_of(units), self._backward
+        submitted = self.timeline.clock()
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
             with profiling.within("commkern::reduce"):
-                self._run(parameters, sizes, gradients, step, units)
+                self._run(parameters, sizes, gradients, step, units, submitted)
                 if last:
                     self._close_step(step, backward)
             return gradients
@@ -122,14 +125,17 @@ class Reducer:
         buffer: torch.Tensor,
         step: int,
         units: Reading | None,
+        submitted: int,
     ) -> None:
         """Reduce one bucket, the first of a step with its ``units``."""
-        started = time.perf_counter_ns()
+        started = self.timeline.clock()
         if units is not None:
             self._open_step(units)
         data, stores = real_view(buffer), self.stores
-        plan = self.plans.plan(self.worker, parameters, sizes, data.dtype, step)
+        plan, new = self.plans.plan(self.worker, parameters, sizes, data.dtype, step)
         sampled = self.sampler.due(step)
+        if new or sampled:
+            self.timeline.note_extra()
         if sampled:
             self.sampler.take(plan, data, stores.residuals, seed=self.seed, step=step)
         given = None if stores.ledger is None else self._counted(data)
@@ -145,7 +151,8 @@ class Reducer:
             stores.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
         self._watch.bucket_done(plan, outcome, data, look=sampled)
-        self.stats.add(plan, outcome, time.perf_counter_ns() - started)
+        self.stats.add(plan, outcome, self.timeline.clock() - started)
+        self.timeline.add(plan, submitted, started, outcome.times)
 
     def _counted(self, data: torch.Tensor) -> torch.Tensor:
         """A copy of a bucket as the ledger counts it."""
@@ -161,6 +168,7 @@ class Reducer:
         self._touched: set[int] = set()
         self._finite = True
         self.plans.open_step()
+        self.timeline.begin()
         self.stores.forget_step()
         self.sampler.drop()
         self.stats.drop()
@@ -183,10 +191,13 @@ class Reducer:
         exposed_ns = self._exposed_ns(backward)
         self.stats.close(step, committed=finite, exposed_ns=exposed_ns)
         self._watch.step_done(step, **self.stats.bytes())
+        times = self.timeline.close(step)
         if self.plans.close_step():  # DDP's first bucket holds everything
             self.worker.release_scratch()
         self.step = step + 1
         self.begin_step()
+        if self.after_step is not None:
+            self.after_step(times, self.worker)
         if not finite and self._settings.nonfinite == "raise":
             raise NonFiniteError(
                 f"a gradient held NaN or Inf in step {step}; residuals are as before"

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commkern import checkpoint, copies
+from commkern import auto, checkpoint, copies
 from commkern.admission import check_module, unwrapped
+from commkern.advice import CANDIDATES, Advice
 from commkern.assignment import Choice, PerParameter
 from commkern.compose import NONFINITE, Settings
 from commkern.compressors import Compressor
 from commkern.delayed import Delay
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
+from commkern.forecast import state_advice
 from commkern.groups import worker
 from commkern.inputs import (
     check_feedback,
@@ -47,7 +49,9 @@ class CompressionState:
     process_group : the group of the DDP module; None is the default group
     compressor : a compressor or its string form, or one for each parameter
         A dict or list of pairs (pattern of names, compressor), of which the first that
-        matches counts, or a callable ``(name, parameter) -> compressor``.
+        matches counts, or a callable ``(name, parameter) -> compressor``. "auto", or
+        `Auto`, tries no compression, 8 bits and 4 bits in turn for 15 steps, and then
+        keeps the fastest.
     feedback : "error", "error:decay=0.9", "ef21", their settings, or None
     module : the model, or the DistributedDataParallel around it; names its parameters
     algorithm : "two_shot" or "auto"
@@ -95,7 +99,7 @@ class CompressionState:
     def __init__(
         self,
         process_group: Any = None,
-        compressor: Choice = "quantize:bits=8",
+        compressor: Choice | auto.Auto = "quantize:bits=8",
         *,
         module: torch.nn.Module,
         feedback: str | Feedback | None = "error",
@@ -129,11 +133,18 @@ class CompressionState:
         if checked_bool("ledger", ledger):
             check_countable(self.feedback)
         runs = worker(_group_of(module, process_group))
+        choice = auto.read(
+            compressor,
+            start_step,
+            feedback=self.feedback,
+            schedule=schedule,
+            delayed=delayed,
+        )
         parameters = _named_parameters(module)
         self._parameter_names = list(parameters)
         self._policy = Policy(
             parameters,
-            compressor,
+            choice,
             exempt=exempt,
             start_step=start_step,
             schedule=schedule,
@@ -164,6 +175,8 @@ class CompressionState:
             delay=Delay(sizes) if delayed else None,
             sample_every=sample_every,
         )
+        if isinstance(choice, auto.AutoChoice):
+            self.reducer.after_step = choice.after
         trained = {n: size for n, size in sizes.items() if parameters[n].requires_grad}
         self.reducer.plans.reserve(trained)
         exempt_names = {name for name in parameters if self._policy.is_exempt(name)}
@@ -180,9 +193,10 @@ class CompressionState:
         return self._reducer
 
     @property
-    def compressor(self) -> Compressor | PerParameter:
+    def compressor(self) -> Compressor | PerParameter | auto.AutoChoice:
         """What was given, read: a compressor, or what says it for each parameter."""
-        return self._policy.given
+        given: Compressor | PerParameter | auto.AutoChoice = self._policy.given
+        return given
 
     @property
     def step(self) -> int:
@@ -235,6 +249,17 @@ class CompressionState:
         """The compressor of every parameter in the coming step, by name."""
         step, coder = self.step, self._policy.compressor
         return {name: str(coder(name, step)) for name in self._parameter_names}
+
+    def advise(self, candidates: Sequence[str | Compressor] = CANDIDATES) -> Advice:
+        """Whether compressing pays on this link, and with what: print it.
+
+        Predicted from the last steps' times: a step with each of ``candidates`` (least
+        lossy first), where what backward hides costs nothing.
+
+        Collective: every rank calls it, between two steps. Raises ValueError before
+        there are two steps that are alike.
+        """
+        return state_advice(self.reducer, self._policy.is_exempt, candidates)
 
     def check_ledger(self) -> dict[str, float]:
         """How far results and residuals are from the gradients given, by parameter.
@@ -351,6 +376,8 @@ class CompressionState:
             reducer.stores.undo()
             self.step = lowest
         reducer.stores.restart_ledger()
+        if isinstance(self.compressor, auto.AutoChoice):
+            self.compressor.rejoin(self.step)
 
 
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:

@@ -8,7 +8,7 @@ from commkern.cli import bench, main
 
 
 def test_benchmarks_are_found():
-    assert bench.names() == ["all_reduce", "hook", "kernels", "peers"]
+    assert bench.names() == ["all_reduce", "hook", "kernels", "link", "peers"]
 
 
 def test_unknown_benchmark(capsys):

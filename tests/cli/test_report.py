@@ -23,7 +23,9 @@ def write(path, medians, **extra):
 
 def test_one_file(tmp_path, capsys):
     ratios = {"roof": 1.25, "torch": 0.5, "other": 0.0321}
-    path = write(tmp_path / "a.json", {"x[a]": 2e-3}, nbytes=4_000_000, ratios=ratios)
+    extra = {"nbytes": 4_000_000, "ratios": ratios, "figures": {"exposed ms": 17.25}}
+    extra["notes"] = {"link": "12 MiB [one way]"}
+    path = write(tmp_path / "a.json", {"x[a]": 2e-3}, **extra)
     assert main(["report", path]) == 0
     out = capsys.readouterr().out
     for text in (
@@ -37,6 +39,9 @@ def test_one_file(tmp_path, capsys):
         "1.25",
         "0.50",
         "0.032",
+        "exposed",
+        "17.25",
+        "link: 12 MiB [one way]",
     ):
         assert text in out
 

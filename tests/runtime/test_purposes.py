@@ -74,7 +74,8 @@ def purpose_of(call):
     if "parts" in call.fields:
         return "reduce"
     used = buffers_in(list(call.fields.values()))
-    return "decompress" if "result" in used else "compress"
+    decoded = "result" in used and "outgoing" not in used
+    return "decompress" if decoded else "compress"
 
 
 @pytest.mark.parametrize("spec", compressors())

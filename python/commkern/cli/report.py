@@ -19,7 +19,8 @@ class Entry:
 
     ``spread`` is the distance between the quartiles over the median. ``ratios`` are
     ours over another's time in the same run (``roof``, or a peer's name): below 1 means
-    faster. ``nbytes`` are the bytes that one round moves.
+    faster. ``nbytes`` are the bytes that one round moves, ``figures`` what else was
+    measured, ``notes`` sentences about all of the group.
     """
 
     name: str
@@ -29,6 +30,8 @@ class Entry:
     rounds: int
     nbytes: int | None
     ratios: dict[str, float]
+    figures: dict[str, float]
+    notes: tuple[str, ...]
 
 
 def add_parser(commands: Any) -> None:
@@ -80,8 +83,14 @@ def _entry(item: dict[str, Any]) -> Entry:
         spread=float(stats["iqr"]) / median if median else 0.0,
         rounds=int(stats["rounds"]),
         nbytes=extra.get("nbytes"),
-        ratios={str(k): float(v) for k, v in (extra.get("ratios") or {}).items()},
+        ratios=_floats(extra.get("ratios")),
+        figures=_floats(extra.get("figures")),
+        notes=tuple(f"{k}: {v}" for k, v in (extra.get("notes") or {}).items()),
     )
+
+
+def _floats(values: dict[str, Any] | None) -> dict[str, float]:
+    return {str(name): float(value) for name, value in (values or {}).items()}
 
 
 def show(entries: list[Entry]) -> None:
@@ -91,17 +100,20 @@ def show(entries: list[Entry]) -> None:
     for group in dict.fromkeys(entry.group for entry in entries):
         members = [entry for entry in entries if entry.group == group]
         peers = list(dict.fromkeys(peer for e in members for peer in e.ratios))
+        figures = list(dict.fromkeys(name for e in members for name in e.figures))
         over = [escape("/ " + peer.replace(" ", "\n")) for peer in peers]
-        table = _table(["median", "spread", "GB/s", *over], members)
+        named = [escape(name.replace(" ", "\n")) for name in figures]
+        table = _table(["median", "spread", "GB/s", *over, *named], members)
         table.title = escape(group)
         for entry in members:
-            ratios = [_ratio(entry.ratios.get(peer)) for peer in peers]
+            cells = [_ratio(entry.ratios.get(peer)) for peer in peers]
+            cells += [_figure(entry.figures.get(name)) for name in figures]
             rate = f"{entry.nbytes / entry.median / 1e9:.2f}" if entry.nbytes else "-"
             spread = f"{100 * entry.spread:.0f} %"
-            table.add_row(
-                escape(entry.name), _time(entry.median), spread, rate, *ratios
-            )
+            table.add_row(escape(entry.name), _time(entry.median), spread, rate, *cells)
         console.print(table)
+        for note in dict.fromkeys(note for e in members for note in e.notes):
+            console.print(note, markup=False, highlight=False)
     console.print(
         "spread: quartile distance over the median. '/ x': our time over that of x in "
         "the same run, below 1 is faster.",
@@ -164,6 +176,10 @@ def _ratio(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _time(seconds: float) -> str:

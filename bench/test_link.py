@@ -1,0 +1,1 @@
+from commkern.benchmarks.link import *
