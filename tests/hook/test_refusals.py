@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 
 import commkern as ck
-from commkern.reducer import _sizes
+from commkern.bucket_plans import BucketPlans
 
 
 def refusal(case, *kinds) -> str:
@@ -108,8 +108,10 @@ def test_a_dtype_that_is_not_supported_is_named_with_those_that_are(ranks):
 
 def test_a_torch_that_hands_out_half_of_a_complex_gradient_is_refused():
     parameters = [torch.ones(3, 2, dtype=torch.complex64), torch.ones(2)]
-    assert _sizes(parameters, torch.ones(14)) == [12, 2]
-    text = refusal(lambda: _sizes(parameters, torch.ones(8)))
+    names = {id(p): name for p, name in zip(parameters, "ab", strict=True)}
+    plans = BucketPlans(names, policy=None, stores=None, settings=None, watch=None)
+    assert plans.sizes(parameters, torch.ones(14)) == {"a": 12, "b": 2}
+    text = refusal(lambda: plans.sizes(parameters, torch.ones(8)))
     assert "14 real numbers" in text
     assert "8 of dtype torch.float32" in text
 
