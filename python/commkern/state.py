@@ -119,19 +119,15 @@ class CompressionState:
         sample_every: int = 0,
     ) -> None:
         self.feedback = read_feedback(feedback)
-        if nonfinite not in NONFINITE:
-            raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
+        switches = {
+            "rollback": rollback,
+            "deterministic": deterministic,
+            "delayed": delayed,
+            "ledger": ledger,
+        }
+        _check_switches(self.feedback, nonfinite, learning_rate, **switches)
         module = unwrapped(module)
         check_module(module)
-        checked_bool("rollback", rollback)
-        checked_bool("deterministic", deterministic)
-        checked_bool("delayed", delayed)
-        check_rollback(self.feedback, rollback)
-        units = Units(grad_scaler, learning_rate)
-        if learning_rate is not None:
-            check_owing(self.feedback)
-        if checked_bool("ledger", ledger):
-            check_countable(self.feedback)
         runs = worker(_group_of(module, process_group))
         choice = auto.read(
             compressor,
@@ -171,7 +167,7 @@ class CompressionState:
             self._policy,
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger),
-            units,
+            Units(grad_scaler, learning_rate),
             delay=Delay(sizes) if delayed else None,
             sample_every=sample_every,
         )
@@ -378,6 +374,20 @@ class CompressionState:
         reducer.stores.restart_ledger()
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
+
+
+def _check_switches(
+    feedback: Feedback | None, nonfinite: str, learning_rate: Any, **switches: Any
+) -> None:
+    if nonfinite not in NONFINITE:
+        raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
+    for what, value in switches.items():
+        checked_bool(what, value)
+    check_rollback(feedback, switches["rollback"])
+    if learning_rate is not None:
+        check_owing(feedback)
+    if switches["ledger"]:
+        check_countable(feedback)
 
 
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
