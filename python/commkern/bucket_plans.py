@@ -39,6 +39,7 @@ class BucketPlans:
         self._settings = settings
         self._watch = watch
         self._plans: dict[Any, Plan] = {}
+        self._sizes: dict[_Layout, dict[str, int]] = {}
         self._seen: set[_Layout] = set()
         self._seen_before: set[_Layout] = set()
 
@@ -63,7 +64,11 @@ class BucketPlans:
 
         Not those of ``bucket.gradients()``, which counts a complex element as one.
         """
-        sizes = {self.name(p): real_numel(p) for p in parameters}
+        layout = tuple(map(id, parameters))
+        sizes = self._sizes.get(layout)
+        if sizes is None:
+            sizes = {self.name(p): real_numel(p) for p in parameters}
+            self._sizes[layout] = sizes
         held, wanted = real_numel(buffer), sum(sizes.values())
         if wanted != held:
             raise TypeError(
