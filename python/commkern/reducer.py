@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from commkern.stores import Stores
 from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
 from commkern.watch import Watch
+
+
+_NAMES_SHOWN = 8
 
 
 class Reducer:
@@ -88,19 +92,19 @@ class Reducer:
     def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
         parameters, last = bucket.parameters(), bucket.is_last()
-        sizes = self.plans.sizes(parameters, buffer)
+        sizes, number = self.plans.sizes(parameters, buffer), bucket.index()
         units = None
-        if bucket.index() == 0:
+        if number == 0:
             units, self._backward = self.units.read(), Backward()
             self._scale = units.loss_scale or self.units.current.loss_scale
         step, backward = self._step_of(units), self._backward
         submitted = self.timeline.clock()
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
-            with profiling.within("commkern::reduce"):
+            with profiling.within("commkern::reduce"), self._named(number, sizes, step):
                 self._run(parameters, sizes, gradients, step, units, submitted)
-                if last:
-                    self._close_step(step, backward)
+            if last:
+                self._close_step(step, backward)
             return gradients
 
         if self.delay is None or not self._policy.has_begun(step):
@@ -109,6 +113,25 @@ class Reducer:
             self.worker.submit, reduce, buffer, sizes, scale=self._scale, last=last
         )
         return deliver(before, buffer, backward, fill)
+
+    @contextmanager
+    def _named(
+        self, number: int, sizes: Mapping[str, int], step: int
+    ) -> Iterator[None]:
+        """Note on an exception which bucket it is about, once."""
+        try:
+            yield
+        except Exception as error:
+            told = getattr(error, "__notes__", None) or not hasattr(error, "add_note")
+            if not told:  # Python 3.10 has no notes
+                coders = dict.fromkeys(self._policy.compressor(n, step) for n in sizes)
+                names = [*sizes][:_NAMES_SHOWN]
+                more = ", ..." if len(sizes) > len(names) else ""
+                error.add_note(
+                    f"commkern: rank {self.worker.rank}, step {step}, bucket {number}: "
+                    f"{', '.join(names)}{more}; compressors {', '.join(map(str, coders))}"
+                )
+            raise
 
     def _step_of(self, units: Reading | None) -> int:
         """The step of a bucket that DDP hands over, the first one with ``units``."""
