@@ -25,7 +25,6 @@ from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
 from commkern.watch import Watch
 
-
 _NAMES_SHOWN = 8
 
 
@@ -122,14 +121,15 @@ class Reducer:
         try:
             yield
         except Exception as error:
-            told = getattr(error, "__notes__", None) or not hasattr(error, "add_note")
-            if not told:  # Python 3.10 has no notes
+            add_note = getattr(error, "add_note", None)  # Python 3.10 has no notes
+            if add_note is not None and not getattr(error, "__notes__", None):
                 coders = dict.fromkeys(self._policy.compressor(n, step) for n in sizes)
                 names = [*sizes][:_NAMES_SHOWN]
                 more = ", ..." if len(sizes) > len(names) else ""
-                error.add_note(
+                add_note(
                     f"commkern: rank {self.worker.rank}, step {step}, bucket {number}: "
-                    f"{', '.join(names)}{more}; compressors {', '.join(map(str, coders))}"
+                    f"{', '.join(names)}{more}; "
+                    f"compressors {', '.join(map(str, coders))}"
                 )
             raise
 
