@@ -30,7 +30,7 @@ from commkern.inputs import (
     real_numel,
     real_view,
 )
-from commkern.ledger import check_countable
+from commkern.ledger import check_countable, mean_over_ranks
 from commkern.per_rank import PerRank
 from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
@@ -139,6 +139,7 @@ class CompressionState:
             feedback=self.feedback,
             schedule=schedule,
             delayed=delayed,
+            dense_every=dense_every,
         )
         parameters = _named_parameters(module)
         self._parameter_names = list(parameters)
@@ -165,6 +166,8 @@ class CompressionState:
             policy=f"{self._policy} delayed={delayed}",
         )
         sizes = {name: real_numel(p) for name, p in parameters.items()}
+        trains = {name: p for name, p in parameters.items() if p.requires_grad}
+        dtypes = {name: p.dtype.to_real() for name, p in trains.items()}
         self._reducer: Reducer | None = Reducer(
             runs,
             settings,
@@ -172,13 +175,12 @@ class CompressionState:
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger),
             units,
-            delay=Delay(sizes) if delayed else None,
+            delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
         )
         if isinstance(choice, auto.AutoChoice):
             self.reducer.after_step = choice.after
-        trained = {n: size for n, size in sizes.items() if parameters[n].requires_grad}
-        self.reducer.plans.reserve(trained)
+        self.reducer.plans.reserve({name: sizes[name] for name in trains})
         exempt_names = {name for name in parameters if self._policy.is_exempt(name)}
         registered(self, parameters, exempt_names)
 
@@ -259,6 +261,7 @@ class CompressionState:
         Collective: every rank calls it, between two steps. Raises ValueError before
         there are two steps that are alike.
         """
+        self.wait()
         return state_advice(self.reducer, self._policy.is_exempt, candidates)
 
     def check_ledger(self) -> dict[str, float]:
@@ -375,9 +378,20 @@ class CompressionState:
         if self.step > lowest:
             reducer.stores.undo()
             self.step = lowest
+        self._estimate_anew()
         reducer.stores.restart_ledger()
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
+
+    def _estimate_anew(self) -> None:
+        """Make estimates of EF21 the mean over the ranks that there are: what a rank
+        that is gone had sent would stay in all results for ever."""
+        stores, names = self.reducer.stores, self.residuals.names()
+        if stores.estimates is None:
+            return
+        kept = [stores.residuals[name] for name in names]
+        means = mean_over_ranks(self.reducer.worker, self.reducer.step, kept)
+        stores.estimates.replace({n: -m for n, m in zip(names, means, strict=True)})
 
 
 def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
