@@ -121,6 +121,8 @@ def read_candidates(
     candidates: Sequence[str | Compressor],
 ) -> tuple[list[str], list[Compressor]]:
     """Their names and themselves, identity first where it is missing."""
+    if not isinstance(candidates, (tuple, list)):
+        raise TypeError(f"candidates must be a list of compressors, got {candidates!r}")
     coders = [read_compressor(candidate) for candidate in candidates]
     if Identity() not in coders:
         coders.insert(0, Identity())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from commkern.feedback import ErrorFeedback
 from commkern.gather import gather
 from commkern.groups import GroupWorker
 from commkern.inputs import check_feedback
+from commkern.step_schedule import checked_number
 from commkern.timeline import StepTimes
 
 _LOG = logging.getLogger("commkern")
@@ -47,6 +49,10 @@ class Auto:
     rounds: int = 5
 
     def __post_init__(self) -> None:
+        if not isinstance(self.candidates, (tuple, list)):
+            raise TypeError(
+                f"candidates must be a list of compressors, got {self.candidates!r}"
+            )
         coders = tuple(read_compressor(candidate) for candidate in self.candidates)
         object.__setattr__(self, "candidates", coders)
         if not coders or len({Identity(), *coders}) != len(coders) + 1:
@@ -56,7 +62,7 @@ class Auto:
             )
         for coder in coders:
             check_feedback(coder, ErrorFeedback())
-        if not 0 <= self.margin < 1:
+        if not 0 <= checked_number("margin", self.margin) < 1:
             raise ValueError(f"margin must be 0 or more and below 1, got {self.margin}")
         if not isinstance(self.rounds, int) or self.rounds < 3:
             raise ValueError(f"rounds must be an int, 3 or more, got {self.rounds!r}")
@@ -83,10 +89,11 @@ class AutoChoice:
     def __init__(self, settings: Auto, first_step: int) -> None:
         self._settings = settings
         self._coders = settings.coders
+        self._start = first_step
         self._restart(first_step)
 
-    def _restart(self, first_step: int) -> None:
-        self._first = first_step
+    def _restart(self, step: int) -> None:
+        self._first = max(step, self._start)
         self._choice: int | None = None
         self._chosen_at = 0
         self._samples: dict[int, tuple[float, float]] = {}
@@ -137,6 +144,8 @@ class AutoChoice:
     def after(self, times: StepTimes, worker: GroupWorker) -> None:
         """Take the times of a finished step; choose, if it was the last of a round and
         rounds enough are behind. On the worker, on every rank after the same step."""
+        if self.flushes(times.step) and not times.committed:
+            self._chosen_at += 1  # what was held back is still here
         if self._choice is not None or times.step < self._first:
             return
         if self._counts(times):
@@ -213,7 +222,21 @@ class AutoChoice:
 
     def load(self, saved: Mapping[str, Any], step: int) -> None:
         """Go on from what `saved` gave; anew where it is from no choice, or from one of
-        what is no candidate here."""
+        what is no candidate here.
+
+        Raises ValueError for what is damaged, and changes nothing then.
+        """
+        fresh = AutoChoice(self._settings, self._start)
+        try:
+            fresh._read(saved, step)
+        except (KeyError, TypeError, ValueError) as error:
+            shown = {key: saved.get(key) for key in (CHOICE, SAMPLES)}
+            raise ValueError(
+                f"the choice of the saved state is damaged: {error!r} in {shown}"
+            ) from error
+        vars(self).update(vars(fresh))
+
+    def _read(self, saved: Mapping[str, Any], step: int) -> None:
         self._restart(step)
         choice = dict(saved.get(CHOICE) or {})
         names = [None, *map(str, self._coders)]
@@ -221,9 +244,14 @@ class AutoChoice:
             return
         if choice["choice"] is not None:
             self._choice = names.index(choice["choice"]) - 1
-        self._first, self._chosen_at = choice["first_step"], choice["chosen_at"]
-        self._milliseconds = dict(choice["milliseconds"])
-        self._samples = {at: (a, b) for at, a, b in saved.get(SAMPLES) or []}
+        self._first, self._chosen_at = (
+            operator.index(choice[key]) for key in ("first_step", "chosen_at")
+        )
+        self._milliseconds = {n: float(ms) for n, ms in choice["milliseconds"]}
+        self._samples = {
+            operator.index(at): (float(a), float(b))
+            for at, a, b in saved.get(SAMPLES) or []
+        }
 
 
 def saved(compressor: object) -> dict[str, Any]:
@@ -243,8 +271,9 @@ def read(spec: Any, first_step: int, **others: Any) -> Any:
     """The choice that "auto" and `Auto` stand for; anything else as it is.
 
     Raises ValueError where it does not go with the other settings: without feedback a
-    step without compression would lose nothing and later ones something, and with a
-    schedule or a delay a step's time tells nothing of its compressor.
+    step without compression would lose nothing and later ones something, with a
+    schedule or a delay a step's time tells nothing of its compressor, and some dense
+    steps fall on each of a candidate's tries.
     """
     if isinstance(spec, str) and spec == "auto":
         spec = Auto()
@@ -260,6 +289,13 @@ def read(spec: Any, first_step: int, **others: Any) -> Any:
                 f"compressor {str(spec)!r} cannot be measured with {setting}=, got "
                 f"{others[setting]!r}"
             )
+    every, count = others.get("dense_every"), len(spec.coders)
+    if isinstance(every, int) and 0 < every <= count and count % every == 0:
+        raise ValueError(
+            f"compressor {str(spec)!r} tries {count} compressors in turn, and with "
+            f"dense_every={every} some of them in dense steps only; take one that does "
+            f"not divide {count}"
+        )
     return AutoChoice(spec, first_step)
 
 

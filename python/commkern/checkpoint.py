@@ -39,8 +39,10 @@ def full_state_dict(state: CompressionState) -> dict[str, Any]:
     worker, values = reducer.worker, _values(reducer)
     for key, named in values.items():
         means = mean_over_ranks(worker, reducer.step, list(named.values()))
-        copies = [mean.clone() for mean in means]
-        values[key] = dict(zip(named, copies, strict=True))
+        values[key] = {
+            name: mean.to(mine.dtype, copy=True)
+            for (name, mine), mean in zip(named.items(), means, strict=True)
+        }
     place = {"rank": _ANY_RANK, "world_size": worker.world_size}
     header = _header(state)
     return header | auto.of_all_ranks(header) | place | values
@@ -135,11 +137,11 @@ def load_state_dict(
             values[key] = saved[key]
         check_pending(reducer.delay, saved, strict=strict)
     reducer.wait()
+    if isinstance(state.compressor, auto.AutoChoice):
+        state.compressor.load({} if reset else saved, saved["step"])
     reducer.begin_step()
     reducer.step = saved["step"]
     reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
-    if isinstance(state.compressor, auto.AutoChoice):
-        state.compressor.load({} if reset else saved, saved["step"])
     for key, store in reducer.stores.named().items():
         store.replace(values.get(key, {}))
     load_pending(reducer.delay, {} if reset else saved)

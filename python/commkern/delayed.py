@@ -66,19 +66,24 @@ class _Flight:
 class Delay:
     """Trades each step's gradients for the results of the step before.
 
-    ``sizes`` are the elements of every parameter.
+    ``sizes`` are the elements of every parameter, ``dtypes`` those of the gradients
+    that come.
     """
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, sizes: Mapping[str, int], dtypes: Mapping[str, torch.dtype]
+    ) -> None:
         self.sizes = sizes
+        self._dtypes = dtypes
         self._newest: _Flight | None = None
+        self._sent: Future[torch.Tensor] | None = None  # the newest job
         self._before = _landed({}, 1.0)
 
     def next_step(self, committed: int) -> int:
         """The step that a new backward pass belongs to."""
-        newest = self._newest
-        if newest is not None and newest.done is not None and not newest.done.done():
-            return newest.step + 1
+        for flight in (self._newest, self._before):  # the newest may be abandoned
+            if flight is not None and flight.done is not None:
+                return committed if flight.done.done() else flight.step + 1
         return committed
 
     def open_step(self, step: int) -> None:
@@ -113,7 +118,7 @@ class Delay:
         assert before.done is not None
         gradients = buffer.clone()
         job = flight.job(reduce, gradients, _pieces(gradients, sizes), last=last)
-        future = submit(job)
+        future = self._sent = submit(job)
         if last:
             flight.done = future
         flight.scale = scale
@@ -122,15 +127,20 @@ class Delay:
 
     def wait(self) -> None:
         """Until all that was sent on its way is done, well or not."""
-        if self._newest is not None and self._newest.done is not None:
-            concurrent.futures.wait([self._newest.done])
+        if self._sent is not None:
+            concurrent.futures.wait([self._sent])
 
     def pending(self) -> dict[str, torch.Tensor]:
-        """Copies of the results that the next step hands out, by parameter name."""
+        """Copies of the results that the next step hands out, by parameter name: zeros
+        where there is none, so that room for all of them can be made beforehand."""
         self.wait()
         newest = self._newest
         flight = newest if newest is not None and newest.done else self._before
-        return {name: flight.results[name].clone() for name in sorted(flight.results)}
+        due = {name: found.clone() for name, found in flight.results.items()}
+        for name, dtype in self._dtypes.items():
+            if name not in due:
+                due[name] = torch.zeros(self.sizes[name], dtype=dtype)
+        return {name: due[name] for name in sorted(due)}
 
     def load(self, results: Mapping[str, torch.Tensor], scale: float) -> None:
         """Hand out these results next, which hold this loss scale, and forget what is
@@ -177,10 +187,16 @@ def check_pending(
     if strict and unexpected:
         raise ValueError(f"pending: unexpected parameters {unexpected}")
     for name in pending.keys() & sizes.keys():
-        if pending[name].numel() != sizes[name]:
+        found = pending[name]
+        if not isinstance(found, torch.Tensor) or not found.is_floating_point():
+            what = getattr(found, "dtype", type(found).__name__)
+            raise TypeError(
+                f"pending result of {name!r}: expected a tensor of floats, got {what}"
+            )
+        if found.numel() != sizes[name]:
             raise ValueError(
                 f"pending result of {name!r}: expected {sizes[name]} elements, got "
-                f"{pending[name].numel()}"
+                f"{found.numel()}"
             )
 
 

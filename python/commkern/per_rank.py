@@ -22,12 +22,21 @@ class PerRank:
     """
 
     def __init__(self, state: CompressionState, saved_world_size: int | None) -> None:
-        if saved_world_size is not None and (
-            not isinstance(saved_world_size, int) or saved_world_size < 1
-        ):
-            raise ValueError(
-                f"saved_world_size must be an int, 1 or more, got {saved_world_size!r}"
-            )
+        if saved_world_size is not None:
+            whole = isinstance(saved_world_size, int)
+            if not whole or isinstance(saved_world_size, bool) or saved_world_size < 1:
+                raise ValueError(
+                    "saved_world_size must be an int, 1 or more, got "
+                    f"{saved_world_size!r}"
+                )
+            here, world = state.reducer.worker.world_size, dist.get_world_size()
+            if here != world:
+                raise ValueError(
+                    f"saved_world_size={saved_world_size} reads the states of ranks 0 "
+                    f"to {saved_world_size - 1} of the default group, but this state's "
+                    f"group has {here} of its {world} ranks; give "
+                    "merge_state_dicts() the states of the group that you want"
+                )
         self._state = state
         self._saved_world_size = saved_world_size
 

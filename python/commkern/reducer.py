@@ -214,7 +214,7 @@ class Reducer:
         exposed_ns = self._exposed_ns(backward)
         self.stats.close(step, committed=finite, exposed_ns=exposed_ns)
         self._watch.step_done(step, **self.stats.bytes())
-        times = self.timeline.close(step)
+        times = self.timeline.close(step, committed=finite)
         if self.plans.close_step():  # DDP's first bucket holds everything
             self.worker.release_scratch()
         self.step = step + 1

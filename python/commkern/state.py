@@ -135,6 +135,7 @@ class CompressionState:
             feedback=self.feedback,
             schedule=schedule,
             delayed=delayed,
+            dense_every=dense_every,
         )
         parameters = _named_parameters(module)
         self._parameter_names = list(parameters)
@@ -161,6 +162,8 @@ class CompressionState:
             policy=f"{self._policy} delayed={delayed}",
         )
         sizes = {name: real_numel(p) for name, p in parameters.items()}
+        trains = {name: p for name, p in parameters.items() if p.requires_grad}
+        dtypes = {name: p.dtype.to_real() for name, p in trains.items()}
         self._reducer: Reducer | None = Reducer(
             runs,
             settings,
@@ -168,13 +171,12 @@ class CompressionState:
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger),
             Units(grad_scaler, learning_rate),
-            delay=Delay(sizes) if delayed else None,
+            delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
         )
         if isinstance(choice, auto.AutoChoice):
             self.reducer.after_step = choice.after
-        trained = {n: size for n, size in sizes.items() if parameters[n].requires_grad}
-        self.reducer.plans.reserve(trained)
+        self.reducer.plans.reserve({name: sizes[name] for name in trains})
         exempt_names = {name for name in parameters if self._policy.is_exempt(name)}
         registered(self, parameters, exempt_names)
 
@@ -255,6 +257,7 @@ class CompressionState:
         Collective: every rank calls it, between two steps. Raises ValueError before
         there are two steps that are alike.
         """
+        self.wait()
         return state_advice(self.reducer, self._policy.is_exempt, candidates)
 
     def check_ledger(self) -> dict[str, float]:
@@ -371,6 +374,7 @@ class CompressionState:
         if self.step > lowest:
             reducer.stores.undo()
             self.step = lowest
+        reducer.stores.estimate_anew(joined, self.step)
         reducer.stores.restart_ledger()
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)

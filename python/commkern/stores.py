@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from commkern.feedback import Feedback
-from commkern.ledger import Ledger
+from commkern.groups import GroupWorker
+from commkern.ledger import Ledger, mean_over_ranks
 from commkern.residuals import ResidualStore
 
 
@@ -86,3 +87,12 @@ class Stores:
         """Start the ledger's sums anew from the residuals that there are."""
         if self.ledger is not None:
             self.ledger.restart(self.residuals)
+
+    def estimate_anew(self, worker: GroupWorker, step: int) -> None:
+        """Make the running sums the mean over the ranks that there are: what one that
+        is gone had sent would stay in all results for ever. Collective."""
+        if self.estimates is None:
+            return
+        names = self.residuals.names()
+        means = mean_over_ranks(worker, step, [self.residuals[name] for name in names])
+        self.estimates.replace({n: -m for n, m in zip(names, means, strict=True)})

@@ -122,6 +122,8 @@ def _dense_parts(tensor: torch.Tensor | None) -> list[torch.Tensor]:
         return []
     if is_lazy(tensor):
         return []
+    if tensor.is_quantized:  # its integers alone would say nothing of its scales
+        raise TypeError("quantized")
     tensor = tensor.detach()
     if tensor.layout == torch.sparse_coo:
         tensor = tensor.coalesce()

@@ -32,12 +32,13 @@ class Bucket(NamedTuple):
 class StepTimes:
     """One finished step. ``before`` is the end of the step before it, None for the
     first one; ``extra`` says that it held work that most have not: plans were made, or
-    errors sampled."""
+    errors sampled; ``committed``, whether all of its results were finite."""
 
     step: int
     before: int | None
     buckets: tuple[Bucket, ...]
     extra: bool
+    committed: bool = True
 
     @property
     def span(self) -> int:
@@ -81,9 +82,10 @@ class Timeline:
         kernel = sum(times[account] for account in _KERNELS)
         self._buckets.append(Bucket(plan, submitted, started, ended, kernel, exchange))
 
-    def close(self, step: int) -> StepTimes:
+    def close(self, step: int, *, committed: bool = True) -> StepTimes:
         """End a step."""
-        times = StepTimes(step, self._before, tuple(self._buckets), self._extra)
+        buckets = tuple(self._buckets)
+        times = StepTimes(step, self._before, buckets, self._extra, committed)
         self.steps.append(times)
         self._before = times.buckets[-1].ended
         self.begin()

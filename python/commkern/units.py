@@ -47,7 +47,14 @@ class Units:
         scale = self._grad_scaler.get_scale() if self._grad_scaler else 1.0
         if self._learning_rate is None:
             return Reading(scale, None)
-        rate = float(self._learning_rate())
+        given = self._learning_rate()
+        try:
+            rate = float(given)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"learning_rate() must return a number, got {given!r} after "
+                f"{self.current.learning_rate}"
+            ) from None
         if not (math.isfinite(rate) and rate >= 0):
             raise ValueError(
                 "learning_rate() must return a positive number, or 0, got "
