@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("launched.py")
-SOURCES = SCRIPT.parents[2] / "python"
 
 
 def free_port():
@@ -30,7 +29,7 @@ def test_two_ranks(launcher, tmp_path):
     else:
         command = [sys.executable, str(SCRIPT), str(tmp_path), str(free_port())]
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(SOURCES), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "error::RuntimeWarning:commkern",
