@@ -117,13 +117,18 @@ def _check_numbers(
             raise ValueError(f"{name} must be 0 or more, got {ms!r}")
 
 
+def read_list(candidates: Sequence[str | Compressor]) -> list[Compressor]:
+    """The compressors; TypeError for what is no list, as a string form alone."""
+    if not isinstance(candidates, (tuple, list)):
+        raise TypeError(f"candidates must be a list of compressors, got {candidates!r}")
+    return [read_compressor(candidate) for candidate in candidates]
+
+
 def read_candidates(
     candidates: Sequence[str | Compressor],
 ) -> tuple[list[str], list[Compressor]]:
     """Their names and themselves, identity first where it is missing."""
-    if not isinstance(candidates, (tuple, list)):
-        raise TypeError(f"candidates must be a list of compressors, got {candidates!r}")
-    coders = [read_compressor(candidate) for candidate in candidates]
+    coders = read_list(candidates)
     if Identity() not in coders:
         coders.insert(0, Identity())
     return [short_name(coder) for coder in coders], coders

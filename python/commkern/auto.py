@@ -6,18 +6,17 @@ import logging
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from commkern.advice import cheapest, listed, short_name
+from commkern.advice import cheapest, listed, read_list, short_name
 from commkern.compressors import Compressor, Identity
 from commkern.compressors import compressor as read_compressor
-from commkern.compressors.base import Aggregation
 from commkern.feedback import ErrorFeedback
 from commkern.gather import gather
 from commkern.groups import GroupWorker
-from commkern.inputs import check_feedback
+from commkern.inputs import check_feedback, checked_int
 from commkern.step_schedule import checked_number
 from commkern.timeline import StepTimes
 
@@ -49,11 +48,7 @@ class Auto:
     rounds: int = 5
 
     def __post_init__(self) -> None:
-        if not isinstance(self.candidates, (tuple, list)):
-            raise TypeError(
-                f"candidates must be a list of compressors, got {self.candidates!r}"
-            )
-        coders = tuple(read_compressor(candidate) for candidate in self.candidates)
+        coders = tuple(read_list(self.candidates))
         object.__setattr__(self, "candidates", coders)
         if not coders or len({Identity(), *coders}) != len(coders) + 1:
             raise ValueError(
@@ -64,8 +59,7 @@ class Auto:
             check_feedback(coder, ErrorFeedback())
         if not 0 <= checked_number("margin", self.margin) < 1:
             raise ValueError(f"margin must be 0 or more and below 1, got {self.margin}")
-        if not isinstance(self.rounds, int) or self.rounds < 3:
-            raise ValueError(f"rounds must be an int, 3 or more, got {self.rounds!r}")
+        checked_int("rounds", self.rounds, 3)
 
     @property
     def coders(self) -> tuple[Compressor, ...]:
@@ -83,8 +77,6 @@ class AutoChoice:
     Ranks try the same in the same step, and choose from figures of all ranks, gathered
     in a step whose number is known: so they choose alike.
     """
-
-    aggregation: ClassVar[Aggregation] = "hop"
 
     def __init__(self, settings: Auto, first_step: int) -> None:
         self._settings = settings
@@ -106,11 +98,6 @@ class AutoChoice:
 
     def __str__(self) -> str:
         return str(self._settings)
-
-    def check_world_size(self, world_size: int) -> None:
-        """Raise ValueError where a candidate cannot serve so many ranks."""
-        for coder in self._coders:
-            coder.check_world_size(world_size)
 
     # --- what the policy asks -----------------------------------------------------
 

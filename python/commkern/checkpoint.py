@@ -11,8 +11,9 @@ import torch
 
 from commkern import auto
 from commkern.delayed import check_pending, load_pending, saved_pending
+from commkern.gather import mean_over_ranks
 from commkern.groups import GroupWorker
-from commkern.ledger import mean_over_ranks
+from commkern.inputs import checked_int
 from commkern.residuals import ResidualStore
 from commkern.units import Reading
 
@@ -182,9 +183,9 @@ def _check_header(saved: Any) -> None:
     missing = [key for key in _HEADER if key not in saved]
     if missing:
         raise ValueError(f"the saved state lacks {missing}")
-    _check_int("step", saved["step"], 0)
-    _check_int("rank", saved["rank"], _ANY_RANK)
-    _check_int("world_size", saved["world_size"], 1)
+    least = {"step": 0, "rank": _ANY_RANK, "world_size": 1}
+    for key, low in least.items():
+        checked_int(f"{key} of the saved state", saved[key], low, 2**63)
     for key in ("loss_scale", "learning_rate"):
         unit = saved[key]
         number = isinstance(unit, (int, float)) and math.isfinite(unit) and unit >= 0
@@ -193,14 +194,6 @@ def _check_header(saved: Any) -> None:
                 f"{key} of the saved state must be None or a number, 0 or more, got "
                 f"{unit!r}"
             )
-
-
-def _check_int(what: str, value: Any, least: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value < 2**63:
-        raise ValueError(
-            f"{what} of the saved state must be an int, {least} or more, got {value!r}"
-        )
 
 
 def _check_place(worker: GroupWorker, saved: Mapping[str, Any]) -> None:

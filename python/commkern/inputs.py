@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -107,6 +108,14 @@ def check_owing(feedback: Feedback | None) -> None:
             "learning_rate= rescales what error feedback still owes, and "
             f"{str(feedback)!r} owes nothing: learning_rate must be None with it"
         )
+
+
+def checked_int(what: str, value: Any, least: int, below: float = math.inf) -> int:
+    """ValueError for anything but an int from ``least`` on, and below ``below``."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= value < below:
+        raise ValueError(f"{what} must be an int, {least} or more, got {value!r}")
+    return int(value)
 
 
 def checked_bool(what: str, value: Any) -> bool:

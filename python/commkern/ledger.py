@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from commkern.compose import Settings
-from commkern.compressors import Identity
 from commkern.errors import LedgerError
 from commkern.feedback import Feedback
+from commkern.gather import mean_over_ranks
 from commkern.groups import GroupWorker
 from commkern.layout import Member
 from commkern.residuals import ResidualStore
@@ -130,27 +129,6 @@ class Ledger:
                 f"size, allowed {allowed / size if size else allowed:.3g}"
             )
         return difference / size if size else difference
-
-
-def mean_over_ranks(
-    worker: GroupWorker, step: int, tensors: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """The mean of each of these flat tensors of one dtype, fp32 or fp64.
-
-    Collective; the same bits on every rank.
-    """
-    if not tensors:
-        return []
-    flat = torch.cat(list(tensors))
-    member = Member("mean", flat.numel(), 0, Identity())
-    dtype = str(flat.dtype).removeprefix("torch.")
-
-    def reduce() -> None:
-        plan = worker.plan([member], dtype, Settings(op="avg"))
-        worker.run(plan, flat, seed=0, step=step)
-
-    worker.call(reduce)
-    return list(torch.split(flat, [tensor.numel() for tensor in tensors]))
 
 
 def _sums() -> ResidualStore:

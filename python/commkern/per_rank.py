@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from commkern.checkpoint import merge_state_dicts
+from commkern.inputs import checked_int
 
 if TYPE_CHECKING:
     from commkern.state import CompressionState
@@ -23,12 +24,7 @@ class PerRank:
 
     def __init__(self, state: CompressionState, saved_world_size: int | None) -> None:
         if saved_world_size is not None:
-            whole = isinstance(saved_world_size, int)
-            if not whole or isinstance(saved_world_size, bool) or saved_world_size < 1:
-                raise ValueError(
-                    "saved_world_size must be an int, 1 or more, got "
-                    f"{saved_world_size!r}"
-                )
+            checked_int("saved_world_size", saved_world_size, 1)
             here, world = state.reducer.worker.world_size, dist.get_world_size()
             if here != world:
                 raise ValueError(

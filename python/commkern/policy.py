@@ -12,6 +12,7 @@ import torch
 from commkern.assignment import assign, check_patterns
 from commkern.auto import AutoChoice
 from commkern.compressors import Compressor, Identity
+from commkern.inputs import checked_int
 from commkern.step_schedule import FieldSchedules
 
 Predicate = Callable[[str, torch.Tensor], bool]
@@ -50,9 +51,7 @@ class Exempt:
 
     def __post_init__(self) -> None:
         for field in ("min_numel", "max_dim"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{field} must be an int, 0 or more, got {value!r}")
+            checked_int(field, getattr(self, field), 0)
         listed = isinstance(self.names, (tuple, list))
         if not listed or not all(isinstance(name, str) for name in self.names):
             raise TypeError(f"names must be a list of patterns, got {self.names!r}")
@@ -86,9 +85,9 @@ class Policy:
         dense_every: int | None = None,
     ) -> None:
         _check_predicate("exempt", exempt)
-        _check_int("start_step", start_step, 0)
+        checked_int("start_step", start_step, 0)
         if dense_every is not None:
-            _check_int("dense_every", dense_every, 1)
+            checked_int("dense_every", dense_every, 1)
         if isinstance(exempt, Exempt):
             check_patterns("exempt", exempt.names, parameters)
         without = {n for n, p in parameters.items() if exempt and exempt(n, p)}
@@ -172,11 +171,6 @@ class Policy:
     def codes(self, name: str) -> bool:
         """Whether a parameter is compressed in any step."""
         return name in self._chosen
-
-
-def _check_int(what: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{what} must be an int, {least} or more, got {value!r}")
 
 
 def _check_predicate(what: str, predicate: Any) -> None:

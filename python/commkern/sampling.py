@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from commkern.compressors import Compressor, Identity
+from commkern.inputs import checked_int
 from commkern.plan import Plan
 from commkern.residuals import ResidualStore
 
@@ -16,9 +17,7 @@ class Sampler:
     """Measures this rank's own contributions in every ``every``-th step (0: never)."""
 
     def __init__(self, every: int) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-            raise ValueError(f"sample_every must be an int, 0 or more, got {every!r}")
-        self._every = every
+        self._every = checked_int("sample_every", every, 0)
         self._open: defaultdict[str, dict[str, float]] = defaultdict(dict)
         self._last: dict[str, Any] | None = None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commkern.compressors import Compressor
+from commkern.inputs import checked_int
 
 Course = Callable[[int], float]
 _STEPS_CHECKED = 4096
@@ -34,8 +35,7 @@ class Exponential:
             value = checked_number(name, getattr(self, name))
             if value <= 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        if not _is_int(self.steps) or self.steps < 1:
-            raise ValueError(f"steps must be an int, 1 or more, got {self.steps!r}")
+        checked_int("steps", self.steps, 1)
 
     def __call__(self, step: int) -> float:
         """The number at a step."""
@@ -84,13 +84,8 @@ def _pair(pair: Any) -> tuple[int, float]:
         step, value = pair
     except (TypeError, ValueError):
         raise ValueError(f"expected a pair (step, number), got {pair!r}") from None
-    if not _is_int(step) or step < 0:
-        raise ValueError(f"a step must be an int, 0 or more, got {step!r}")
+    step = checked_int("a step", step, 0)
     return step, checked_number(f"the number from step {step} on", value)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def checked_number(what: str, value: Any) -> float:

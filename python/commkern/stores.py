@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from commkern.feedback import Feedback
+from commkern.gather import mean_over_ranks
 from commkern.groups import GroupWorker
-from commkern.ledger import Ledger, mean_over_ranks
+from commkern.ledger import Ledger
 from commkern.residuals import ResidualStore
 
 
