@@ -24,6 +24,11 @@ def unwrapped(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def plain_name(name: str) -> str:
+    """The name of a parameter or buffer without what ``torch.compile`` adds to it."""
+    return name.replace("_orig_mod.", "")
+
+
 def check_module(module: Any) -> None:
     """Raise TypeError or ValueError, with advice, for a module whose gradients never
     reach the hook as dense buckets."""

@@ -18,7 +18,7 @@ from commkern.stores import Stores
 from commkern.watch import Watch
 
 _PLANS_KEPT = 256
-_Layout = tuple[int, ...]  # the ids of a bucket's parameters
+_Layout = tuple[str, ...]  # the names of a bucket's parameters
 
 
 class BucketPlans:
@@ -39,7 +39,7 @@ class BucketPlans:
         self._settings = settings
         self._watch = watch
         self._plans: dict[Any, Plan] = {}
-        self._sizes: dict[_Layout, dict[str, int]] = {}
+        self._sizes: dict[tuple[int, ...], dict[str, int]] = {}
         self._seen: set[_Layout] = set()
         self._seen_before: set[_Layout] = set()
 
@@ -64,11 +64,11 @@ class BucketPlans:
 
         Not those of ``bucket.gradients()``, which counts a complex element as one.
         """
-        layout = tuple(map(id, parameters))
-        sizes = self._sizes.get(layout)
+        ids = tuple(map(id, parameters))
+        sizes = self._sizes.get(ids)
         if sizes is None:
             sizes = {self.name(p): real_numel(p) for p in parameters}
-            self._sizes[layout] = sizes
+            self._sizes[ids] = sizes
         held, wanted = real_numel(buffer), sum(sizes.values())
         if wanted != held:
             raise TypeError(
@@ -81,13 +81,12 @@ class BucketPlans:
     def plan(
         self,
         worker: GroupWorker,
-        parameters: Sequence[torch.Tensor],
         sizes: Mapping[str, int],
         dtype: torch.dtype,
         step: int,
     ) -> tuple[Plan, bool]:
         """The plan of a bucket in a step, and whether it is new."""
-        layout = tuple(map(id, parameters))
+        layout = tuple(sizes)
         self._seen.add(layout)
         key = layout, dtype, self._policy.phase(step)
         if key in self._plans:

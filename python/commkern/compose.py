@@ -47,6 +47,12 @@ _MAX_FINITE = {
 }
 
 
+def saturation_limit(dtype: str, world_size: int) -> float:
+    """What ``nonfinite="saturate"`` clips at: half of what would fit, so that no
+    rounding of the sum overflows."""
+    return _MAX_FINITE[dtype] / (2 * world_size)
+
+
 #: Elements from which on a span is worth a kernel call of its own.
 _WORTH_A_CALL = 1 << 16
 
@@ -269,10 +275,9 @@ class _Composer:
             KernelCall("nonzero_check", dense | touched),
         ]
         if self.settings.nonfinite == "saturate":
-            # Half of what would fit, so that no rounding of the sum overflows.
             limit = {
                 "data": data,
-                "limit": _MAX_FINITE[self.dtype] / (2 * self.world_size),
+                "limit": saturation_limit(self.dtype, self.world_size),
             }
             steps.append(KernelCall("saturate", dense | limit))
         return steps

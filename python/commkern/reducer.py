@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 
 from commkern import profiling
 from commkern.bucket_plans import BucketPlans
-from commkern.compose import Settings
+from commkern.compose import Settings, saturation_limit
 from commkern.delayed import Delay
 from commkern.delivery import Backward, deliver
+from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
 from commkern.inputs import real_view
@@ -90,8 +91,8 @@ class Reducer:
 
     def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
-        parameters, last = bucket.parameters(), bucket.is_last()
-        sizes, number = self.plans.sizes(parameters, buffer), bucket.index()
+        sizes = self.plans.sizes(bucket.parameters(), buffer)
+        number, last = bucket.index(), bucket.is_last()
         units = None
         if number == 0:
             units, self._backward = self.units.read(), Backward()
@@ -101,7 +102,7 @@ class Reducer:
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
             with profiling.within("commkern::reduce"), self._named(number, sizes, step):
-                self._run(parameters, sizes, gradients, step, units, submitted)
+                self._run(sizes, gradients, step, units, submitted)
             if last:
                 self._close_step(step, backward)
             return gradients
@@ -143,7 +144,6 @@ class Reducer:
 
     def _run(
         self,
-        parameters: Sequence[torch.Tensor],
         sizes: Mapping[str, int],
         buffer: torch.Tensor,
         step: int,
@@ -155,7 +155,7 @@ class Reducer:
         if units is not None:
             self._open_step(units)
         data, stores = real_view(buffer), self.stores
-        plan, new = self.plans.plan(self.worker, parameters, sizes, data.dtype, step)
+        plan, new = self.plans.plan(self.worker, sizes, data.dtype, step)
         sampled = self.sampler.due(step)
         if new or sampled:
             self.timeline.note_extra()
@@ -181,7 +181,7 @@ class Reducer:
         """A copy of a bucket as the ledger counts it."""
         if self._settings.nonfinite != "saturate":
             return data.clone()
-        limit = torch.finfo(data.dtype).max / (2 * self.worker.world_size)
+        limit = saturation_limit(dtype_name(data.dtype), self.worker.world_size)
         return data.nan_to_num(0.0, limit, -limit)
 
     # --- a step -------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commkern import auto, checkpoint, copies
-from commkern.admission import check_module, unwrapped
+from commkern.admission import check_module, plain_name, unwrapped
 from commkern.advice import CANDIDATES, Advice
 from commkern.assignment import Choice, PerParameter
 from commkern.compose import NONFINITE, Settings
@@ -406,10 +406,6 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
     return own
 
 
-def _sizes(parameters: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    return {name: real_view(p).numel() for name, p in parameters.items()}
-
-
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
     reduced."""
@@ -422,5 +418,5 @@ def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
             continue
         if parameter.requires_grad:
             real_view(parameter)
-        named[name.replace("_orig_mod.", "")] = parameter
+        named[plain_name(name)] = parameter
     return named

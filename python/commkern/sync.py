@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from commkern.admission import plain_name
 from commkern.errors import ReplicasDiffer
 
 _DIGEST_NBYTES = 16
@@ -80,18 +81,14 @@ def _tensors(
         module = module.module
     named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
     for name, parameter in named:
-        yield f"parameter {_plain(name)!r}", parameter
+        yield f"parameter {plain_name(name)!r}", parameter
     if buffers:
         for name, buffer in module.named_buffers():
             if name not in ignored:
-                yield f"buffer {_plain(name)!r}", buffer
+                yield f"buffer {plain_name(name)!r}", buffer
     if gradients:
         for name, parameter in named:
-            yield f"gradient of {_plain(name)!r}", parameter.grad
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")
+            yield f"gradient of {plain_name(name)!r}", parameter.grad
 
 
 def _kind(tensor: torch.Tensor | None) -> str:

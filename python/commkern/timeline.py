@@ -50,11 +50,6 @@ class StepTimes:
         """From the end of the step before to the first full bucket: nothing of ours."""
         return None if self.before is None else self.buckets[0].submitted - self.before
 
-    @property
-    def exposed(self) -> int:
-        """From the last full bucket, when backward has ended, to the end."""
-        return self.buckets[-1].ended - self.buckets[-1].submitted
-
 
 class Timeline:
     """Collects the buckets of a step; ``steps`` are the last finished ones."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commkern.cli.demo_data import Corpus, Tokens
 from commkern.cli.demo_model import CONTEXT, CharacterGPT
+from commkern.errors import ReplicasDiffer
 from commkern.rank_worker import send_message
+from commkern.sync import check_sync
 
 _EVALUATION_WINDOWS = 256
 _EVALUATION_BATCH = 32
@@ -84,7 +85,7 @@ def train(rank: int, world_size: int, settings: Settings, corpus: Corpus) -> Res
         bytes_per_step=plain if state is None else float(stats["bytes_sent"]),
         bytes_plain=plain,
         step_ms=1e3 * float(np.median(times[_UNTIMED_STEPS:] or times)),
-        replicas_equal=_replicas_equal(world_size, model),
+        replicas_equal=_replicas_equal(model),
         parameters=parameters,
         seconds=time.perf_counter() - begin,
         stats=stats,
@@ -167,15 +168,12 @@ def _held_out_loss(
     return total.item() / (_EVALUATION_WINDOWS * CONTEXT)
 
 
-def _replicas_equal(world_size: int, model: nn.Module) -> bool:
-    """Compare a hash of all parameters between the ranks."""
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    mine = torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-    all_of_them = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(all_of_them, mine)
-    return all(torch.equal(other, mine) for other in all_of_them)
+def _replicas_equal(model: nn.Module) -> bool:
+    try:
+        check_sync(model)
+    except ReplicasDiffer:
+        return False
+    return True
 
 
 def _plain_values(stats: Any) -> dict[str, Any]:
