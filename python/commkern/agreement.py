@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import zip_longest
 
 from commkern.errors import CommkernError, MismatchError, PeerFailed
-from commkern.wire.preamble import difference
+from commkern.wire.preamble import difference, unpack
 
 _SHOWN = 200
 
@@ -28,9 +28,7 @@ def explain(
     found = difference(expected, received)
     assert found is not None, "called for equal preambles"
     if found.field == "error":
-        return PeerFailed(
-            f"rank {peer} gave up in step {step}: {found.theirs}", rank=peer, step=step
-        )
+        return gave_up(peer, unpack(received).step, found.theirs)
     mine, theirs = found.mine, found.theirs
     if found.field in description and exchange_text is not None:
         mine = description[found.field]
@@ -40,6 +38,13 @@ def explain(
         f"{theirs} there, {mine} here",
         rank=peer,
         step=step,
+    )
+
+
+def gave_up(peer: int, step: int, why: str) -> PeerFailed:
+    """The exception where a peer says that it failed, in ``step`` of its own."""
+    return PeerFailed(
+        f"rank {peer} gave up in step {step}: {why}", rank=peer, step=step
     )
 
 

@@ -120,9 +120,10 @@ def all_reduce(
     seed : of the random draws, equal on all ranks
     deterministic : force the schedule that sums in rank order (two_shot)
 
-    Raises ValueError and TypeError for bad arguments before anything is sent,
-    MismatchError where ranks call with different arguments, PeerLost where a rank does
-    not answer, PeerFailed where one reports a failure of its own.
+    Raises ValueError and TypeError for bad arguments before anything is sent (on this
+    rank alone: others are not told), MismatchError where ranks call with different
+    arguments, PeerLost where a rank does not answer, PeerFailed where one reports a
+    failure of its own.
     """
     coder = read_compressor(compressor)
     operation = reduce_op(op)
@@ -176,6 +177,11 @@ class _Job:
         self._member = Member(name, data.numel(), 0, coder, 0 if fed else None)
 
     def __call__(self) -> torch.Tensor:
+        step = self._count_step()
+        with self._runs.or_tell(step):
+            return self._reduce(step)
+
+    def _reduce(self, step: int) -> torch.Tensor:
         data = self._data.contiguous()
         dtype = dtype_name(data.dtype)
         plan = self._runs.plan([self._member], dtype, self._settings)
@@ -183,7 +189,7 @@ class _Job:
             plan,
             data.reshape(-1),
             seed=self._settings.seed,
-            step=self._count_step(),
+            step=step,
             residuals=self._residuals,
         )
         if data.data_ptr() != self._tensor.data_ptr():

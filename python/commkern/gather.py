@@ -19,9 +19,10 @@ def gather(worker: GroupWorker, figures: Sequence[float], step: int) -> torch.Te
     All ranks call it at the same place, inside a job of the worker, with the same
     number of finite figures. A sum in which each rank fills its own row is exact.
     """
-    table = torch.zeros(worker.world_size, len(figures), dtype=torch.float64)
-    table[worker.rank] = torch.tensor(figures, dtype=torch.float64)
-    _reduce(worker, "figures", table.view(-1), "sum", step)
+    with worker.or_tell(step):
+        table = torch.zeros(worker.world_size, len(figures), dtype=torch.float64)
+        table[worker.rank] = torch.tensor(figures, dtype=torch.float64)
+        _reduce(worker, "figures", table.view(-1), "sum", step)
     return table
 
 
@@ -34,8 +35,14 @@ def mean_over_ranks(
     """
     if not tensors:
         return []
-    flat = torch.cat(list(tensors))
-    worker.call(lambda: _reduce(worker, "mean", flat, "avg", step))
+
+    def reduced() -> torch.Tensor:
+        with worker.or_tell(step):
+            flat = torch.cat(list(tensors))
+            _reduce(worker, "mean", flat, "avg", step)
+        return flat
+
+    flat = worker.call(reduced)
     return list(torch.split(flat, [tensor.numel() for tensor in tensors]))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,29 +91,59 @@ class Reducer:
         return profiling.until_done("commkern::bucket", lambda: self._submit(bucket))
 
     def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        first, fill = bucket.index() == 0, None
+        if first:
+            self._backward = Backward()
+        step = self._step_of(first=first)
+        try:
+            job, fill = self._start(bucket, step)
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            job = self._fail(error, step)
+        return deliver(job, bucket.buffer(), self._backward, fill)
+
+    def _start(
+        self, bucket: Any, step: int
+    ) -> tuple[Future[torch.Tensor], Callable[[], None] | None]:
+        """The job whose end DDP is to wait for, and what writes its results into the
+        bucket, if it does not itself."""
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
         number, last = bucket.index(), bucket.is_last()
         units = None
         if number == 0:
-            units, self._backward = self.units.read(), Backward()
+            units = self.units.read()
             self._scale = units.loss_scale or self.units.current.loss_scale
-        step, backward = self._step_of(units), self._backward
-        submitted = self.timeline.clock()
+        backward, submitted = self._backward, self.timeline.clock()
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
-            with profiling.within("commkern::reduce"), self._named(number, sizes, step):
-                self._run(sizes, gradients, step, units, submitted)
-            if last:
-                self._close_step(step, backward)
+            with self.worker.or_tell(step):
+                with (
+                    profiling.within("commkern::reduce"),
+                    self._named(number, sizes, step),
+                ):
+                    self._run(sizes, gradients, step, units, submitted)
+                if last:
+                    self._close_step(step, backward)
             return gradients
 
         if self.delay is None or not self._policy.has_begun(step):
-            return deliver(self.worker.submit(lambda: reduce(buffer)), buffer, backward)
-        before, fill = self.delay.trade(
+            return self.worker.submit(lambda: reduce(buffer)), None
+        return self.delay.trade(
             self.worker.submit, reduce, buffer, sizes, scale=self._scale, last=last
         )
-        return deliver(before, buffer, backward, fill)
+
+    def _fail(self, error: Exception, step: int) -> Future[torch.Tensor]:
+        """A job that raises the error of a bucket that could not be handed over, behind
+        those of earlier buckets, with which the other ranks still need help.
+
+        So DDP finishes its pass; it refuses another one after an exception of a hook.
+        """
+
+        def fail() -> torch.Tensor:
+            with self.worker.or_tell(step):
+                raise error
+
+        return self.worker.submit(fail)
 
     @contextmanager
     def _named(
@@ -124,21 +155,27 @@ class Reducer:
         except Exception as error:
             add_note = getattr(error, "add_note", None)  # Python 3.10 has no notes
             if add_note is not None and not getattr(error, "__notes__", None):
-                coders = dict.fromkeys(self._policy.compressor(n, step) for n in sizes)
                 names = [*sizes][:_NAMES_SHOWN]
                 more = ", ..." if len(sizes) > len(names) else ""
                 add_note(
                     f"commkern: rank {self.worker.rank}, step {step}, bucket {number}: "
                     f"{', '.join(names)}{more}; "
-                    f"compressors {', '.join(map(str, coders))}"
+                    f"compressors {self._compressors(sizes, step)}"
                 )
             raise
 
-    def _step_of(self, units: Reading | None) -> int:
-        """The step of a bucket that DDP hands over, the first one with ``units``."""
+    def _compressors(self, names: Iterable[str], step: int) -> str:
+        try:
+            coders = dict.fromkeys(self._policy.compressor(n, step) for n in names)
+        except Exception as error:  # noqa: BLE001 - of the user's schedule
+            return f"unknown ({error!r})"
+        return ", ".join(map(str, coders))
+
+    def _step_of(self, *, first: bool) -> int:
+        """The step of a bucket that DDP hands over, the ``first`` of one or not."""
         if self.delay is None:
             return self.step
-        if units is not None:
+        if first:
             self.delay.open_step(self.delay.next_step(self.step))
         return self.delay.step
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from commkern.agreement import explain
-from commkern.connections import connections
+from commkern.connections import connections, give_up
 from commkern.errors import CommkernError, MismatchError, PeerLost
 from commkern.failure import lost
 from commkern.plan import Plan, Slice
@@ -65,6 +65,16 @@ class ProcessGroupTransport:
         """The transport of one run of a plan over these workspace tensors."""
         return _BoundTransport(self, plan, workspace, step)
 
+    def give_up(self, error: BaseException, step: int) -> None:
+        """Tell all ranks that this one failed outside of a run: whatever they wait for
+        next from it ends with PeerFailed. Does not wait."""
+        give_up(self.group, step, self.error_preamble(step))
+
+    def error_preamble(self, step: int) -> torch.Tensor:
+        """What a rank that failed sends before a call of which it knows nothing."""
+        mine = wire.Preamble(self.rank, self.world_size, step)
+        return _as_tensor(wire.error_preamble(mine))
+
 
 class EndpointTransport:
     """A rank of a group of threads, held weakly like a process group."""
@@ -84,11 +94,21 @@ class EndpointTransport:
         """The transport of one run of a plan over these workspace tensors."""
         return self._alive().bind(plan, workspace, step)
 
+    def give_up(self, error: BaseException, step: int) -> None:
+        """As of `ProcessGroupTransport`; for endpoints that can abort."""
+        abort = getattr(self._alive(), "abort", None)
+        if abort is not None:
+            abort(error)
+
     def _alive(self) -> Any:
         endpoint = self._endpoint()
         if endpoint is None:
             raise CommkernError("the endpoint of this transport is gone")
         return endpoint
+
+
+def _as_tensor(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 class _BoundTransport:
@@ -152,16 +172,17 @@ class _BoundTransport:
             self._wait(work, peer)
 
     def abort(self, error: BaseException) -> None:
-        """Send an error preamble where a peer still waits for one of ours."""
+        """Send an error preamble in the place of the next one, of this call or, where
+        a peer has all of this call's, of a later one."""
         mine = replace(
             wire.unpack(self._plan.preamble), sender=self._plan.rank, step=self._step
         )
-        message = torch.frombuffer(
-            bytearray(wire.error_preamble(mine)), dtype=torch.uint8
-        )
+        here = _as_tensor(wire.error_preamble(mine))
+        later = self._transport.error_preamble(self._step)
         for peer in range(self._plan.world_size):
-            if peer == self._plan.rank or not self._awaits(peer):
+            if peer == self._plan.rank:
                 continue
+            message = here if self._awaits(peer) else later
             with contextlib.suppress(CommkernError):
                 work = self._send(message, peer, wire.PREAMBLE_TAG)
                 self._abandon((message, work))
