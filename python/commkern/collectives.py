@@ -59,9 +59,9 @@ class ReduceState:
         """What is kept for a name; ValueError where shape or dtype differ from it."""
         found = self._entries.get(name)
         if found is None:
-            sizes = {} if self.feedback is None else {name: tensor.numel()}
-            store = ResidualStore(sizes, rollback=self.rollback)
-            found = _Entry(tuple(tensor.shape), tensor.dtype, store)
+            store = ResidualStore({}, rollback=self.rollback)
+            feeds = self.feedback is not None
+            found = _Entry(tuple(tensor.shape), tensor.dtype, store, feeds=feeds)
             self._entries[name] = found
         if (found.shape, found.dtype) != (tuple(tensor.shape), tensor.dtype):
             raise ValueError(
@@ -80,14 +80,20 @@ class ReduceState:
 
 
 class _Entry:
-    """Residual and step count of one name."""
+    """Residual (if it ``feeds`` one) and step count of one name."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, residuals: ResidualStore
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        residuals: ResidualStore,
+        *,
+        feeds: bool,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.residuals = residuals
+        self.feeds = feeds
         self.step = 0
 
 
@@ -171,10 +177,9 @@ class _Job:
         self._data = data
         self._settings = settings
         self._entry = entry
-        residuals = entry.residuals if entry else None
-        fed = residuals is not None and name in residuals
-        self._residuals = residuals if fed else None
-        self._member = Member(name, data.numel(), 0, coder, 0 if fed else None)
+        self._residuals = entry.residuals if entry and entry.feeds else None
+        place = None if self._residuals is None else 0
+        self._member = Member(name, data.numel(), 0, coder, place)
 
     def __call__(self) -> torch.Tensor:
         step = self._count_step()
@@ -182,9 +187,12 @@ class _Job:
             return self._reduce(step)
 
     def _reduce(self, step: int) -> torch.Tensor:
+        member = self._member
+        if self._residuals is not None and member.name not in self._residuals:
+            self._residuals.extend({member.name: member.numel})
         data = self._data.contiguous()
         dtype = dtype_name(data.dtype)
-        plan = self._runs.plan([self._member], dtype, self._settings)
+        plan = self._runs.plan([member], dtype, self._settings)
         outcome = self._runs.run(
             plan,
             data.reshape(-1),
