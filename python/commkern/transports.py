@@ -36,7 +36,8 @@ class _Posted:
     """The works of a round, in the order in which they are waited for."""
 
     preambles: list[tuple[int, Any]]
-    messages: list[tuple[int, Any]]
+    pieces: list[tuple[int, Any]]
+    sends: list[tuple[int, Any]]
 
 
 class ProcessGroupTransport:
@@ -60,10 +61,10 @@ class ProcessGroupTransport:
         return group
 
     def bind(
-        self, plan: Plan, workspace: Mapping[str, torch.Tensor], step: int
+        self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int
     ) -> _BoundTransport:
-        """The transport of one run of a plan over these workspace tensors."""
-        return _BoundTransport(self, plan, workspace, step)
+        """The transport of one run of a plan over "data" and workspace, as bytes."""
+        return _BoundTransport(self, plan, buffers, step)
 
     def give_up(self, error: BaseException, step: int) -> None:
         """Tell all ranks that this one failed outside of a run: whatever they wait for
@@ -90,9 +91,9 @@ class EndpointTransport:
         sent: int = self._alive().bytes_sent
         return sent
 
-    def bind(self, plan: Plan, workspace: Mapping[str, torch.Tensor], step: int) -> Any:
-        """The transport of one run of a plan over these workspace tensors."""
-        return self._alive().bind(plan, workspace, step)
+    def bind(self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int) -> Any:
+        """The transport of one run of a plan over "data" and workspace, as bytes."""
+        return self._alive().bind(plan, buffers, step)
 
     def give_up(self, error: BaseException, step: int) -> None:
         """As of `ProcessGroupTransport`; for endpoints that can abort."""
@@ -118,13 +119,13 @@ class _BoundTransport:
         self,
         transport: ProcessGroupTransport,
         plan: Plan,
-        workspace: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
         step: int,
     ) -> None:
         self._transport = transport
         self._connections = connections(transport.group, step)
         self._plan = plan
-        self._workspace = workspace
+        self._buffers = buffers
         self._step = step
         self._next_round = 0  # the first that has not been posted to every peer
         self._reached: set[int] = set()  # the peers that it has been posted to
@@ -140,26 +141,26 @@ class _BoundTransport:
             raise self._failure
         posted = self._posted[number]
         # Peer by peer, so that a failure can be blamed on one.
-        for peer, message in self._plan.exchanges[number].sends:
+        for peer, pieces in self._plan.exchanges[number].sends:
             head = self._preamble("preambles_out", number, peer)
-            for piece, tag in (
-                (head, wire.PREAMBLE_TAG),
-                (self._view(message), self._tag),
-            ):
-                posted.messages.append((peer, self._send(piece, peer, tag)))
+            posted.sends.append((peer, self._send(head, peer, wire.PREAMBLE_TAG)))
+            for piece in pieces:
+                work = self._send(self._view(piece), peer, self._tag)
+                posted.sends.append((peer, work))
             self._reached.add(peer)
         self._next_round = number + 1
         self._reached.clear()
 
     def _post_receives(self, number: int) -> _Posted:
-        posted = _Posted([], [])
-        for peer, message in self._plan.exchanges[number].receives:
+        posted = _Posted([], [], [])
+        for peer, pieces in self._plan.exchanges[number].receives:
             head = self._preamble("preambles_in", number, peer)
             try:
                 first = self._receive(head, peer, wire.PREAMBLE_TAG)
                 posted.preambles.append((peer, first))
-                second = self._receive(self._view(message), peer, self._tag)
-                posted.messages.append((peer, second))
+                for piece in pieces:
+                    work = self._receive(self._view(piece), peer, self._tag)
+                    posted.pieces.append((peer, work))
             except PeerLost as error:
                 self._failure = self._failure or error
         return posted
@@ -168,17 +169,22 @@ class _BoundTransport:
         """Wait for a round: preambles first, and bodies only where they match."""
         posted = self._posted[number]
         self._check_preambles(posted, number)
-        for peer, work in posted.messages:
-            self._wait(work, peer)
+        self._wait_for_all(posted.pieces)
+        self._wait_for_all(posted.sends)
 
     def abort(self, error: BaseException) -> None:
         """Send an error preamble in the place of the next one, of this call or, where
-        a peer has all of this call's, of a later one."""
+        a peer has all of this call's, of a later one.
+
+        Such a peer may still end well with what travels from the user's memory, so that
+        has to arrive before the user gets it back.
+        """
         mine = replace(
             wire.unpack(self._plan.preamble), sender=self._plan.rank, step=self._step
         )
         here = _as_tensor(wire.error_preamble(mine))
         later = self._transport.error_preamble(self._step)
+        self._abandon((self._posted, self._buffers))
         for peer in range(self._plan.world_size):
             if peer == self._plan.rank:
                 continue
@@ -186,7 +192,11 @@ class _BoundTransport:
             with contextlib.suppress(CommkernError):
                 work = self._send(message, peer, wire.PREAMBLE_TAG)
                 self._abandon((message, work))
-        self._abandon((self._posted, self._workspace))
+        for posted in self._posted:
+            for peer, work in posted.sends:
+                if not self._awaits(peer):
+                    with contextlib.suppress(CommkernError):
+                        self._wait(work, peer)
 
     def _awaits(self, peer: int) -> bool:
         """Whether a round is left whose preamble has not been sent to this peer."""
@@ -197,7 +207,7 @@ class _BoundTransport:
     # --- pieces -------------------------------------------------------------------
 
     def _view(self, piece: Slice) -> torch.Tensor:
-        return self._workspace[piece.buffer][piece.offset : piece.offset + piece.nbytes]
+        return self._buffers[piece.buffer][piece.offset : piece.offset + piece.nbytes]
 
     def _preamble(self, buffer: str, number: int, peer: int) -> torch.Tensor:
         at = (number * self._plan.world_size + peer) * wire.NBYTES
@@ -226,6 +236,13 @@ class _BoundTransport:
             self._connections.wait(work)
         except RuntimeError as error:
             raise lost(peer, self._step, error) from error
+
+    def _wait_for_all(self, works: list[tuple[int, Any]]) -> None:
+        """Empties the list: gloo would wait for ever for what it has told already."""
+        while works:
+            peer, work = works[0]
+            self._wait(work, peer)
+            del works[0]
 
     def _abandon(self, held: Any) -> None:
         """Keep works and buffers that can no longer complete until the group goes."""

@@ -1,0 +1,129 @@
+"""Elements that travel as they are: long spans from and to where they lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.simulation import gradient, same_bits, two_shot
+
+import commkern as ck
+from commkern.compose import Settings, compose
+from commkern.compressors import compressor
+from commkern.layout import Member
+from commkern.transports import ProcessGroupTransport
+
+LONG = 400_000  # a share is a piece, at up to four ranks and 16 bits
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def plan_of(rank, world_size, numels, coder="identity", **settings):
+    members, offset = [], 0
+    for number, numel in enumerate(numels):
+        members.append(Member(f"w{number}", numel, offset, compressor(coder)))
+        offset += numel
+    return compose(
+        members,
+        "float32",
+        rank=rank,
+        world_size=world_size,
+        settings=Settings(**settings),
+    )
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_both_ends_cut_a_message_at_the_same_places(world_size, segments):
+    numels = [3_000_000, 10, 0, 2_000_000, 500]
+    plans = [
+        plan_of(rank, world_size, numels, segments=segments)
+        for rank in range(world_size)
+    ]
+    for plan in plans:
+        for number, exchange in enumerate(plan.exchanges):
+            for peer, pieces in exchange.sends:
+                wanted = plans[peer].exchanges[number].receives
+                theirs = next(t.pieces for t in wanted if t.peer == plan.rank)
+                sizes = [piece.nbytes for piece in pieces]
+                assert sizes == [piece.nbytes for piece in theirs]
+                assert [piece.buffer for piece in pieces].count("data") == 2
+                assert "data" not in {piece.buffer for piece in theirs}
+
+
+def test_short_spans_and_codes_are_never_sent_from_the_data_buffer():
+    for plan in (
+        plan_of(0, 2, [100, 60_000] * 5),
+        plan_of(0, 2, [3_000_000], "quantize:bits=8"),
+        plan_of(0, 2, [3_000_000], "cast:dtype=bf16"),
+    ):
+        for exchange in plan.exchanges:
+            assert {len(transfer.pieces) for transfer in exchange.sends} == {1}
+
+
+def reduce_long(rank, world_size, dtype):
+    results = []
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        tensor = gradient(rank, LONG, dtype)
+        ck.all_reduce(tensor, op)
+        results.append(tensor)
+    return results
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_long_tensors(ranks, dtype, world_size):
+    inputs = [gradient(rank, LONG, dtype) for rank in range(world_size)]
+    total = two_shot("identity", inputs)
+    mean = two_shot("identity", inputs, average=True)
+    for found in ranks.run(world_size, reduce_long, dtype):
+        assert same_bits(found[0], total)
+        assert same_bits(found[1], mean)
+
+
+def mean_of_the_largest(rank, world_size):
+    largest = torch.finfo(torch.float16).max
+    tensors = [torch.full((n,), largest, dtype=torch.float16) for n in (64, LONG)]
+    for tensor in tensors:
+        ck.all_reduce(tensor, dist.ReduceOp.AVG)
+    return tensors
+
+
+def test_a_mean_of_numbers_in_range_is_in_range(ranks):
+    for tensors in ranks.run(3, mean_of_the_largest):
+        for tensor in tensors:
+            assert torch.all(tensor == torch.finfo(torch.float16).max)
+
+
+def fails_in_the_last_round(rank, world_size):
+    """Rank 0 fails once it has sent everything, and goes on with its tensor."""
+    tensor = torch.full((16_000_000,), float(rank + 1))
+    ck.all_reduce(torch.zeros(8))
+    if rank == 0:
+        bind = ProcessGroupTransport.bind
+
+        def failing(*args):
+            bound = bind(*args)
+            complete = bound.complete
+
+            def complete_first(number):
+                if number == 1:
+                    raise ZeroDivisionError("in the last round")
+                complete(number)
+
+            bound.complete = complete_first
+            return bound
+
+        ProcessGroupTransport.bind = failing
+        try:
+            ck.all_reduce(tensor)
+        except ZeroDivisionError:
+            return tensor.fill_(-1.0).sum().item()
+        finally:
+            ProcessGroupTransport.bind = bind
+    ck.all_reduce(tensor)
+    return int((tensor != 3.0).sum())
+
+
+def test_a_rank_that_fails_spoils_nobodys_result_with_what_it_writes_next(ranks):
+    _, wrong = ranks.run(2, fails_in_the_last_round)
+    assert wrong == 0
