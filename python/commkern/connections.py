@@ -35,14 +35,15 @@ class Connections:
     """What carries the messages of one group, and what must live as long as it.
 
     ``downward`` is the group for messages to lower ranks, None where the user's group
-    carries them too; ``store`` is where it found its ranks. ``opened`` once ranks have
-    agreed on that. ``abandoned`` holds works and buffers that can no longer complete.
+    carries them too; ``store`` is where it found its ranks. ``opened`` says whether
+    ranks have agreed on that. ``abandoned`` holds works and buffers that can no longer
+    complete.
     """
 
     downward: Any = None
     timeout: timedelta | None = None
     store: Any = None
-    opened: bool = False
+    opened: bool = True
     abandoned: list[Any] = field(default_factory=list)
 
     def carrier(self, group: dist.ProcessGroup, sender: int, receiver: int) -> Any:
@@ -75,7 +76,6 @@ def connections(group: dist.ProcessGroup, step: int) -> Connections:
         found = _OPEN[group] = Connections()
         if dist.get_world_size(group) > 1:
             _open(group, found, step)
-        found.opened = True
     return found
 
 
@@ -88,8 +88,9 @@ def give_up(group: dist.ProcessGroup, step: int, error_preamble: torch.Tensor) -
     found = _OPEN.get(group)
     if found is None and _gloo(group) is None:  # nothing to agree on
         found = connections(group, step)
-    if found is None or not found.opened:
-        found = _OPEN.setdefault(group, Connections())
+    if found is None:
+        found = _OPEN[group] = Connections(opened=False)
+    if not found.opened:
         rendezvous.give_up(group, step, found.abandoned)
         return
     mine = dist.get_rank(group)
@@ -118,7 +119,9 @@ def _open(group: dist.ProcessGroup, mine: Connections, step: int) -> None:
     timeout: timedelta = gloo.options._timeout
     # Whoever fails tells the others, and they have to wait for that.
     limit = min(timeout / 2, _BUILD)
+    mine.opened = False
     built = rendezvous.second_group(group, limit, step, mine.abandoned)
+    mine.opened = True
     if built.group is not None:
         mine.downward, mine.timeout, mine.store = built.group, timeout, built.box
         return
