@@ -246,28 +246,26 @@ class _Composer:
         for peer, chunk in one.sends:
             message = self._messages[stage, segment, chunk]
             place = self._place("outgoing", message)
-            sends.append(self._transfer(peer, place, message, sent=True))
+            sends.append(self._transfer(peer, place, message))
         for peer, _ in one.receives:
             place = self._part(stage, segment, peer)
-            receives.append(self._transfer(peer, place, mine, sent=False))
+            receives.append(self._transfer(peer, place, mine, staged=True))
         return Exchange(tuple(sends), tuple(receives))
 
     def _from_owners(self, one: Round, stage: int, segment: int) -> Exchange:
-        def transfers(listed: Sequence[Hop], *, sent: bool) -> tuple[Transfer, ...]:
+        def transfers(listed: Sequence[Hop]) -> tuple[Transfer, ...]:
             messages = [self._messages[stage, segment, chunk] for _, chunk in listed]
             return tuple(
-                self._transfer(peer, self._place("result", message), message, sent=sent)
+                self._transfer(peer, self._place("result", message), message)
                 for (peer, _), message in zip(listed, messages, strict=True)
             )
 
-        return Exchange(
-            transfers(one.sends, sent=True), transfers(one.receives, sent=False)
-        )
+        return Exchange(transfers(one.sends), transfers(one.receives))
 
     def _transfer(
-        self, peer: int, place: Slice, message: Message, *, sent: bool
+        self, peer: int, place: Slice, message: Message, *, staged: bool = False
     ) -> Transfer:
-        cut = plain.pieces(place, message, self.groups, self.dtype, sent=sent)
+        cut = plain.pieces(place, message, self.groups, self.dtype, staged=staged)
         return Transfer(peer, cut)
 
     # --- steps --------------------------------------------------------------------
@@ -317,7 +315,7 @@ class _Composer:
     def _compress(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
         steps: list[Step] = [Begin("compress")]
         for group, spans in self._groups_with_spans(stage, segment, owners):
-            spans = self._written(group, spans)
+            spans, _ = plain.split(group, spans, self.dtype)
             if not len(spans):
                 continue
             steps += group.compressor.compress_calls(
@@ -353,10 +351,6 @@ class _Composer:
                 steps += group.compressor.reduce_calls(operands, parts, result)
         return [*steps, self._write_header("result", mine)]
 
-    def _written(self, group: Group, spans: SpanTable) -> SpanTable:
-        """Without those that stay in the data buffer."""
-        return spans[[not plain.stays(group, row, self.dtype) for row in spans]]
-
     def _decompress(
         self, stage: int, segment: int, owners: Sequence[int]
     ) -> list[Step]:
@@ -370,14 +364,14 @@ class _Composer:
         for group, spans in self._groups_with_spans(stage, segment, owners):
             if group.compressor.stages > stage + 1:
                 continue
-            if owners == [self.rank]:
-                spans = self._written(group, spans)
-            if not len(spans):
-                continue
             nonfinite = self._whole("nonfinite")
             if plain.is_plain(group):
-                place = self._whole("result"), self._whole("data")
-                steps += plain.copy_calls(spans, self.dtype, *place, nonfinite)
+                steps += plain.result_calls(
+                    *(group, spans, self._whole("result"), self._whole("data")),
+                    mine=owners == [self.rank],
+                    dtype=self.dtype,
+                    nonfinite=nonfinite,
+                )
                 continue
             adds = self._accumulates and group.feedback
             calls = group.compressor.decompress_calls(

@@ -156,16 +156,15 @@ class GroupWorker:
             self._give_up(error, step)
             raise
 
-    def _give_up(self, error: BaseException, step: int, *, told: bool = False) -> None:
-        """Poison the group, and tell the others unless they are; once."""
+    def _give_up(self, error: BaseException, step: int) -> None:
+        """Poison the group and tell the others, once."""
         if self._error is not None:
             return
         interrupted = CommkernError(f"an earlier call was interrupted by {error!r}")
         known = error if isinstance(error, Exception) else interrupted
         self._error = _without_frames(known)
-        if not told:
-            with contextlib.suppress(Exception):  # the group may be gone
-                self.transport.give_up(error, step)
+        with contextlib.suppress(Exception):  # the group may be gone
+            self.transport.give_up(error, step)
 
     def release_scratch(self) -> None:
         """Forget the buffers of plans that ran; the next ones make theirs. Called in
@@ -206,7 +205,6 @@ class GroupWorker:
         that the caller must not commit. ``estimates`` are the running sums of plans
         whose feedback accumulates.
         """
-        bound = None
         try:
             workspace = self._workspace.views(plan)
             for name in FLAGS:
@@ -220,8 +218,7 @@ class GroupWorker:
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
         except BaseException as error:
-            # A run that fails tells the others itself.
-            self._give_up(error, step, told=bound is not None)
+            self._give_up(error, step)
             raise
         touched = workspace.arrays["touched"].astype(bool)
         self._clear_untouched(plan, data, touched)

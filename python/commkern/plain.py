@@ -1,14 +1,19 @@
 """Plain sections: elements that travel as they are.
 
 Their owner sums what arrives and divides for the average, so that it sends the result
-itself. Long spans stay in the data buffer: there they are summed, and from there they
-are sent, as pieces of their own between those of the message that are written.
+itself. Long spans stay in the data buffer: they are sent from there, summed there, and
+received there, as pieces of their own between those of the message that are written.
+
+An owner's sum can only arrive once this rank's elements have left, so both may share
+their place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from commkern.compressors.base import KernelCall
 from commkern.layout import Group
@@ -31,19 +36,25 @@ def stays(group: Group, row: Any, dtype: str) -> bool:
     return is_plain(group) and row["length"] * NBYTES[dtype] >= _WORTH_A_PIECE
 
 
+def split(group: Group, spans: SpanTable, dtype: str) -> tuple[SpanTable, SpanTable]:
+    """Spans that are written to messages, and those that stay in the data buffer."""
+    staying = np.array([stays(group, row, dtype) for row in spans], dtype=bool)
+    return spans[~staying], spans[staying]
+
+
 def pieces(
-    place: Slice, message: Message, groups: Sequence[Group], dtype: str, *, sent: bool
+    place: Slice, message: Message, groups: Sequence[Group], dtype: str, *, staged: bool
 ) -> tuple[Slice, ...]:
     """The message at ``place`` as both ends cut it.
 
-    Where it is ``sent``, spans that stay in the data buffer are taken from there.
+    All of it is there where it is ``staged``; else long spans are in the data buffer.
     """
     cut, at = [], 0
     for row in _staying(message, groups, dtype):
         nbytes, body = row["length"] * NBYTES[dtype], row["body"]
         cut.append(Slice(place.buffer, place.offset + at, body - at))
         own = Slice("data", row["offset"] * NBYTES[dtype], nbytes)
-        cut.append(own if sent else Slice(place.buffer, place.offset + body, nbytes))
+        cut.append(Slice(place.buffer, place.offset + body, nbytes) if staged else own)
         at = body + nbytes
     cut.append(Slice(place.buffer, place.offset + at, place.nbytes - at))
     return tuple(piece for piece in cut if piece.nbytes)
@@ -80,13 +91,30 @@ def sum_calls(
     return calls + [_sum_in_place(row, parts, own, fields, size) for row in staying]
 
 
-def copy_calls(
-    spans: SpanTable, dtype: str, payload: Slice, output: Slice, nonfinite: Slice
+def result_calls(
+    group: Group,
+    spans: SpanTable,
+    payload: Slice,
+    output: Slice,
+    *,
+    mine: bool,
+    dtype: str,
+    nonfinite: Slice,
 ) -> list[KernelCall]:
-    """What owners sent, to the data buffer."""
-    fields = {"spans": spans, "payload": payload, "output": output}
+    """What owners made of ``spans``, to the data buffer where it is not there yet.
+
+    In its own (``mine``) an owner has flagged already what is not finite.
+    """
+    written, staying = split(group, spans, dtype)
+    copied = {"payload": payload, "output": output, "nonfinite": nonfinite}
     types = {"dtype": dtype, "wire_dtype": dtype}
-    return [KernelCall("uncast", fields | types | {"nonfinite": nonfinite})]
+    calls = []
+    if len(written):
+        calls.append(KernelCall("uncast", {"spans": written} | copied | types))
+    if len(staying) and not mine:
+        looked = {"input": output, "flags": nonfinite, "dtype": dtype}
+        calls.append(KernelCall("nonfinite_check", {"spans": staying} | looked))
+    return calls
 
 
 def _sum_in_place(

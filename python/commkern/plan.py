@@ -130,6 +130,13 @@ class Plan:
         return sum(t.nbytes for e in self.exchanges for t in e.sends)
 
     @cached_property
+    def writers(self) -> frozenset[int]:
+        """Peers whose messages are received where they belong in "data"."""
+        received = (transfer for e in self.exchanges for transfer in e.receives)
+        buffers = ((peer, p.buffer) for peer, pieces in received for p in pieces)
+        return frozenset(peer for peer, buffer in buffers if buffer == "data")
+
+    @cached_property
     def residual_rows(self) -> Any:
         """The members' rows in the table of residuals, -1 without feedback."""
         return np.array(

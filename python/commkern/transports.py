@@ -13,7 +13,8 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,13 +32,21 @@ _TEXT_NBYTES = 16384
 _body_tag = functools.lru_cache(256)(wire.body_tag)  # by the plan's preamble
 
 
+_Works = list[tuple[int, Any]]  # peer and work
+
+
 @dataclass
 class _Posted:
-    """The works of a round, in the order in which they are waited for."""
+    """The works of a round that are yet to be waited for, in that order.
 
-    preambles: list[tuple[int, Any]]
-    pieces: list[tuple[int, Any]]
-    sends: list[tuple[int, Any]]
+    gloo waits for ever for a work that it has been waited for before. ``matching`` are
+    the peers whose preamble has come and is the expected one.
+    """
+
+    preambles: _Works = field(default_factory=list)
+    pieces: _Works = field(default_factory=list)
+    sends: _Works = field(default_factory=list)
+    matching: set[int] = field(default_factory=set)
 
 
 class ProcessGroupTransport:
@@ -48,6 +57,7 @@ class ProcessGroupTransport:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.bytes_sent = 0
+        self.gave_up = False
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -64,12 +74,20 @@ class ProcessGroupTransport:
         self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int
     ) -> _BoundTransport:
         """The transport of one run of a plan over "data" and workspace, as bytes."""
-        return _BoundTransport(self, plan, buffers, step)
+        bound = _BoundTransport(self, plan, buffers, step)
+        try:
+            bound.post_receives()
+        except BaseException as error:
+            bound.abort(error)
+            raise
+        return bound
 
     def give_up(self, error: BaseException, step: int) -> None:
-        """Tell all ranks that this one failed outside of a run: whatever they wait for
+        """Tell all ranks that this one failed, unless a run has: whatever they wait for
         next from it ends with PeerFailed. Does not wait."""
-        give_up(self.group, step, self.error_preamble(step))
+        if not self.gave_up:
+            self.gave_up = True
+            give_up(self.group, step, self.error_preamble(step))
 
     def error_preamble(self, step: int) -> torch.Tensor:
         """What a rank that failed sends before a call of which it knows nothing."""
@@ -131,9 +149,15 @@ class _BoundTransport:
         self._reached: set[int] = set()  # the peers that it has been posted to
         self._tag = _body_tag(plan.preamble)
         self._failure: PeerLost | None = None
-        # All receives at once and early: gloo sends at once where the receiver is known
-        # to be ready, and otherwise asks first.
-        self._posted = [self._post_receives(n) for n in range(len(plan.exchanges))]
+        self._silent: set[int] = set()  # peers that send nothing more that we take
+        self._posted = [_Posted() for _ in plan.exchanges]
+
+    def post_receives(self) -> None:
+        """All at once and early: gloo sends at once where the receiver is known to be
+        ready, and otherwise asks first."""
+        for number, exchange in enumerate(self._plan.exchanges):
+            for peer, pieces in exchange.receives:
+                self._post_receive(number, peer, pieces)
 
     def post(self, number: int) -> None:
         """Start every send of a round; the receives are under way since the start."""
@@ -151,39 +175,35 @@ class _BoundTransport:
         self._next_round = number + 1
         self._reached.clear()
 
-    def _post_receives(self, number: int) -> _Posted:
-        posted = _Posted([], [], [])
-        for peer, pieces in self._plan.exchanges[number].receives:
-            head = self._preamble("preambles_in", number, peer)
-            try:
-                first = self._receive(head, peer, wire.PREAMBLE_TAG)
-                posted.preambles.append((peer, first))
-                for piece in pieces:
-                    work = self._receive(self._view(piece), peer, self._tag)
-                    posted.pieces.append((peer, work))
-            except PeerLost as error:
-                self._failure = self._failure or error
-        return posted
+    def _post_receive(self, number: int, peer: int, pieces: tuple[Slice, ...]) -> None:
+        posted = self._posted[number]
+        head = self._preamble("preambles_in", number, peer)
+        try:
+            work = self._receive(head, peer, wire.PREAMBLE_TAG)
+            posted.preambles.append((peer, work))
+            for piece in pieces:
+                work = self._receive(self._view(piece), peer, self._tag)
+                posted.pieces.append((peer, work))
+        except PeerLost as error:
+            self._failure = self._failure or error
 
     def complete(self, number: int) -> None:
         """Wait for a round: preambles first, and bodies only where they match."""
         posted = self._posted[number]
-        self._check_preambles(posted, number)
+        self._check_preambles(number)
         self._wait_for_all(posted.pieces)
         self._wait_for_all(posted.sends)
 
     def abort(self, error: BaseException) -> None:
         """Send an error preamble in the place of the next one, of this call or, where
-        a peer has all of this call's, of a later one.
-
-        Such a peer may still end well with what travels from the user's memory, so that
-        has to arrive before the user gets it back.
-        """
+        a peer has all of this call's, of a later one; then wait until no message moves
+        from or to the user's memory any more."""
         mine = replace(
             wire.unpack(self._plan.preamble), sender=self._plan.rank, step=self._step
         )
         here = _as_tensor(wire.error_preamble(mine))
         later = self._transport.error_preamble(self._step)
+        self._transport.gave_up = True
         self._abandon((self._posted, self._buffers))
         for peer in range(self._plan.world_size):
             if peer == self._plan.rank:
@@ -192,11 +212,19 @@ class _BoundTransport:
             with contextlib.suppress(CommkernError):
                 work = self._send(message, peer, wire.PREAMBLE_TAG)
                 self._abandon((message, work))
-        for posted in self._posted:
-            for peer, work in posted.sends:
-                if not self._awaits(peer):
-                    with contextlib.suppress(CommkernError):
-                        self._wait(work, peer)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """A body follows a preamble that matches, and nothing one that does not. A peer
+        that was sent every preamble may end well, so all that it gets has to leave."""
+        writers = self._plan.writers
+        for number, posted in enumerate(self._posted):
+            self._read_preambles(number, writers - self._silent)
+            arriving = [p for p in posted.pieces if p[0] in writers & posted.matching]
+            leaving = [p for p in posted.sends if not self._awaits(p[0])]
+            for peer, work in (*arriving, *leaving):
+                with contextlib.suppress(CommkernError):
+                    self._wait(work, peer)
 
     def _awaits(self, peer: int) -> bool:
         """Whether a round is left whose preamble has not been sent to this peer."""
@@ -237,8 +265,7 @@ class _BoundTransport:
         except RuntimeError as error:
             raise lost(peer, self._step, error) from error
 
-    def _wait_for_all(self, works: list[tuple[int, Any]]) -> None:
-        """Empties the list: gloo would wait for ever for what it has told already."""
+    def _wait_for_all(self, works: _Works) -> None:
         while works:
             peer, work = works[0]
             self._wait(work, peer)
@@ -250,30 +277,47 @@ class _BoundTransport:
 
     # --- agreement ----------------------------------------------------------------
 
-    def _check_preambles(self, posted: _Posted, number: int) -> None:
+    def _check_preambles(self, number: int) -> None:
         """Raise for a peer that is lost, failed or called with something else."""
-        lost: PeerLost | None = None
-        differing: list[tuple[int, bytes]] = []
-        for peer, work in posted.preambles:
-            try:
-                self._wait(work, peer)
-            except PeerLost as error:
-                lost = lost or error
-                continue
-            received = self._preamble("preambles_in", number, peer)
-            expected = self._preamble("preambles_expected", number, peer)
-            if not torch.equal(received, expected):
-                differing.append((peer, received.numpy().tobytes()))
+        peers = {transfer.peer for transfer in self._plan.exchanges[number].receives}
+        lost, differing = self._read_preambles(number, peers)
         # In rank order, so that no three ranks wait for each other in a circle.
-        errors = [self._explain(*pair, number) for pair in sorted(differing)]
+        errors = [self._explain(peer, number) for peer in sorted(differing)]
         # What this rank found itself says more than that a peer gave up.
         mismatches = [e for e in errors if isinstance(e, MismatchError)]
         for found in (*mismatches, lost, *errors):
             if found is not None:
                 raise found
 
-    def _explain(self, peer: int, received: bytes, number: int) -> CommkernError:
-        expected = self._preamble("preambles_expected", number, peer).numpy().tobytes()
+    def _read_preambles(
+        self, number: int, peers: AbstractSet[int]
+    ) -> tuple[PeerLost | None, list[int]]:
+        """Wait for these peers' preambles: the first loss, and whose differ."""
+        lost: PeerLost | None = None
+        differing: list[int] = []
+        posted = self._posted[number]
+        for peer, work in [p for p in posted.preambles if p[0] in peers]:
+            try:
+                self._wait(work, peer)
+            except PeerLost as error:
+                lost = lost or error
+                self._silent.add(peer)
+                continue
+            posted.preambles.remove((peer, work))
+            received = self._preamble("preambles_in", number, peer)
+            expected = self._preamble("preambles_expected", number, peer)
+            if torch.equal(received, expected):
+                posted.matching.add(peer)
+            else:
+                self._silent.add(peer)
+                differing.append(peer)
+        return lost, differing
+
+    def _explain(self, peer: int, number: int) -> CommkernError:
+        expected, received = (
+            self._preamble(buffer, number, peer).numpy().tobytes()
+            for buffer in ("preambles_expected", "preambles_in")
+        )
         return explain(
             expected,
             received,

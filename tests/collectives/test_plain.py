@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +14,7 @@ import commkern as ck
 from commkern.compose import Settings, compose
 from commkern.compressors import compressor
 from commkern.layout import Member
+from commkern.testing import Died
 from commkern.transports import ProcessGroupTransport
 
 LONG = 400_000  # a share is a piece, at up to four ranks and 16 bits
@@ -47,7 +51,8 @@ def test_both_ends_cut_a_message_at_the_same_places(world_size, segments):
                 sizes = [piece.nbytes for piece in pieces]
                 assert sizes == [piece.nbytes for piece in theirs]
                 assert [piece.buffer for piece in pieces].count("data") == 2
-                assert "data" not in {piece.buffer for piece in theirs}
+                in_place = [piece.buffer for piece in theirs].count("data")
+                assert in_place == (0 if number < segments else 2)
 
 
 def test_short_spans_and_codes_are_never_sent_from_the_data_buffer():
@@ -94,36 +99,87 @@ def test_a_mean_of_numbers_in_range_is_in_range(ranks):
             assert torch.all(tensor == torch.finfo(torch.float16).max)
 
 
-def fails_in_the_last_round(rank, world_size):
-    """Rank 0 fails once it has sent everything, and goes on with its tensor."""
-    tensor = torch.full((16_000_000,), float(rank + 1))
-    ck.all_reduce(torch.zeros(8))
-    if rank == 0:
-        bind = ProcessGroupTransport.bind
+class FailingRound:
+    """While entered, ``method`` of a round fails on this rank."""
+
+    def __init__(self, method, number):
+        self.method, self.number = method, number
+
+    def __enter__(self):
+        self.bind = bind = ProcessGroupTransport.bind
 
         def failing(*args):
             bound = bind(*args)
-            complete = bound.complete
+            call = getattr(bound, self.method)
 
-            def complete_first(number):
-                if number == 1:
-                    raise ZeroDivisionError("in the last round")
-                complete(number)
+            def fail_or_call(number):
+                if number == self.number:
+                    raise ZeroDivisionError(f"in {self.method} of round {number}")
+                call(number)
 
-            bound.complete = complete_first
+            setattr(bound, self.method, fail_or_call)
             return bound
 
         ProcessGroupTransport.bind = failing
-        try:
+
+    def __exit__(self, *error):
+        ProcessGroupTransport.bind = self.bind
+
+
+HUGE = 16_000_000
+
+
+def fails_and_goes_on(rank, world_size, method, number):
+    """Rank 0 fails, and uses its tensor at once for something else."""
+    tensor = torch.full((HUGE,), float(rank + 1))
+    ck.all_reduce(torch.zeros(8))
+    if rank == 0:
+        with FailingRound(method, number), pytest.raises(ZeroDivisionError):
             ck.all_reduce(tensor)
-        except ZeroDivisionError:
-            return tensor.fill_(-1.0).sum().item()
-        finally:
-            ProcessGroupTransport.bind = bind
+        tensor.fill_(-1.0)
+        time.sleep(1)
+        return bool(torch.all(tensor == -1.0))
+    if (method, number) != ("complete", 1):
+        with pytest.raises(ck.PeerFailed, match="rank 0"):
+            ck.all_reduce(tensor)
+        return True
     ck.all_reduce(tensor)
-    return int((tensor != 3.0).sum())
+    return bool(torch.all(tensor == 3.0))
 
 
-def test_a_rank_that_fails_spoils_nobodys_result_with_what_it_writes_next(ranks):
-    _, wrong = ranks.run(2, fails_in_the_last_round)
-    assert wrong == 0
+@pytest.mark.parametrize(
+    ("method", "number"), [("post", 0), ("complete", 0), ("post", 1), ("complete", 1)]
+)
+def test_after_a_failure_nothing_moves_from_or_to_the_tensor(ranks, method, number):
+    started = time.monotonic()
+    assert ranks.run(2, fails_and_goes_on, method, number) == [True, True]
+    assert time.monotonic() - started < 30  # far below the time-out
+
+
+def one_of_three_does_not_match(rank, world_size):
+    started = time.monotonic()
+    coder = "quantize:bits=8" if rank == 2 else "identity"
+    with pytest.raises(ck.MismatchError):
+        ck.all_reduce(torch.ones(HUGE), compressor=coder)
+    return time.monotonic() - started
+
+
+def test_a_mismatch_is_told_at_once(ranks):
+    assert max(ranks.run(3, one_of_three_does_not_match)) < 30
+
+
+def one_of_three_dies(rank, world_size):
+    tensor = torch.ones(HUGE)
+    ck.all_reduce(tensor)
+    if rank == 1:
+        os._exit(3)
+    started = time.monotonic()
+    with pytest.raises((ck.PeerLost, ck.PeerFailed)):
+        ck.all_reduce(tensor)
+    return time.monotonic() - started
+
+
+def test_a_death_is_told_at_once(ranks):
+    first, died, last = ranks.run(3, one_of_three_dies, expect_death=[1])
+    assert isinstance(died, Died)
+    assert max(first, last) < 30
