@@ -106,15 +106,15 @@ bool ThreadEndpoint::take(Lock& lock, const Receive& receive, int32_t round) {
   if (found == mailbox.end()) return false;
   Offer& offer = *found;
   std::memcpy(receive.preamble, offer.preamble.data(), offer.preamble.size());
-  const auto preamble_nbytes = offer.preamble.size();
-  if (std::memcmp(offer.preamble.data(), receive.expected, preamble_nbytes) != 0 ||
-      !same_cut(offer.body, receive.body)) {
+  const bool matches =
+      std::memcmp(offer.preamble.data(), receive.expected, offer.preamble.size()) == 0;
+  if (matches && offer.withdrawn) return false;  // its body may be gone
+  if (!matches || !same_cut(offer.body, receive.body)) {
     const auto failure =
         mismatch_of(receive.peer, rank_, offer.preamble, receive.expected);
     group_->poison(failure);
     throw failure;
   }
-  if (offer.withdrawn) return false;
   offer.copying = true;
   lock.unlock();
   for (size_t i = 0; i < offer.body.size(); ++i) {
