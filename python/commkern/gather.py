@@ -19,10 +19,9 @@ def gather(worker: GroupWorker, figures: Sequence[float], step: int) -> torch.Te
     All ranks call it at the same place, inside a job of the worker, with the same
     number of finite figures. A sum in which each rank fills its own row is exact.
     """
-    with worker.or_tell(step):
-        table = torch.zeros(worker.world_size, len(figures), dtype=torch.float64)
-        table[worker.rank] = torch.tensor(figures, dtype=torch.float64)
-        _reduce(worker, "figures", table.view(-1), "sum", step)
+    table = torch.zeros(worker.world_size, len(figures), dtype=torch.float64)
+    table[worker.rank] = torch.tensor(figures, dtype=torch.float64)
+    _reduce(worker, "figures", table.view(-1), "sum", step)
     return table
 
 
