@@ -149,7 +149,8 @@ class _BoundTransport:
         self._reached: set[int] = set()  # the peers that it has been posted to
         self._tag = _body_tag(plan.preamble)
         self._failure: PeerLost | None = None
-        self._silent: set[int] = set()  # peers that send nothing more that we take
+        self._lost: set[int] = set()  # peers, as far as this run has found out
+        self._silent: set[int] = set()  # peers that send no bodies that match
         self._posted = [_Posted() for _ in plan.exchanges]
 
     def post_receives(self) -> None:
@@ -261,8 +262,9 @@ class _BoundTransport:
 
     def _wait(self, work: Any, peer: int) -> None:
         try:
-            self._connections.wait(work)
+            self._connections.wait(work, lost=peer in self._lost)
         except RuntimeError as error:
+            self._lost.add(peer)
             raise lost(peer, self._step, error) from error
 
     def _wait_for_all(self, works: _Works) -> None:
@@ -301,7 +303,6 @@ class _BoundTransport:
                 self._wait(work, peer)
             except PeerLost as error:
                 lost = lost or error
-                self._silent.add(peer)
                 continue
             posted.preambles.remove((peer, work))
             received = self._preamble("preambles_in", number, peer)

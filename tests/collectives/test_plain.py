@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -183,3 +184,19 @@ def test_a_death_is_told_at_once(ranks):
     first, died, last = ranks.run(3, one_of_three_dies, expect_death=[1])
     assert isinstance(died, Died)
     assert max(first, last) < 30
+
+
+def one_of_three_is_late(rank, world_size):
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    ck.all_reduce(torch.zeros(8), group=group)
+    started = time.monotonic()
+    if rank == 1:
+        time.sleep(6)
+    with pytest.raises((ck.PeerLost, ck.PeerFailed)):
+        ck.all_reduce(torch.ones(HUGE), group=group)
+    return time.monotonic() - started
+
+
+def test_a_rank_that_is_late_costs_one_time_out(ranks):
+    first, _, last = ranks.run(3, one_of_three_is_late)
+    assert 2.5 < max(first, last) < 5.5
