@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 _ANY_RANK = -1
+HELD_BACK = "held_back"
 _SETTINGS = ("compressor", "feedback", "seed")
 _HEADER = ("rank", "world_size", "step", "loss_scale", "learning_rate", *_SETTINGS)
 
@@ -107,7 +108,8 @@ def _values(reducer: Reducer) -> dict[str, dict[str, torch.Tensor]]:
 def _header(state: CompressionState) -> dict[str, Any]:
     units = state.reducer.units.current._asdict()
     header = {"format": FORMAT, "step": state.step} | units | _settings(state)
-    return header | auto.saved(state.compressor)
+    held_back = {HELD_BACK: state.reducer.stores.held_back}
+    return header | held_back | auto.saved(state.compressor)
 
 
 def _settings(state: CompressionState) -> dict[str, Any]:
@@ -145,6 +147,8 @@ def load_state_dict(
     reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
     for key, store in reducer.stores.named().items():
         store.replace(values.get(key, {}))
+    residuals = values.get("residuals", {})
+    reducer.stores.held_back = saved.get(HELD_BACK, residuals) if residuals else ()
     load_pending(reducer.delay, {} if reset else saved)
     if "ledger_given" not in values:
         reducer.stores.restart_ledger()
@@ -183,6 +187,11 @@ def _check_header(saved: Any) -> None:
     missing = [key for key in _HEADER if key not in saved]
     if missing:
         raise ValueError(f"the saved state lacks {missing}")
+    held_back = saved.get(HELD_BACK, [])
+    if not isinstance(held_back, list) or not {str}.issuperset(map(type, held_back)):
+        raise TypeError(
+            f"{HELD_BACK} of the saved state must be a list of names, got {held_back!r}"
+        )
     least = {"step": 0, "rank": _ANY_RANK, "world_size": 1}
     for key, low in least.items():
         checked_int(f"{key} of the saved state", saved[key], low, 2**63)

@@ -204,7 +204,9 @@ class Reducer:
 
     def _note(self, plan: Plan, outcome: Outcome) -> None:
         rows = plan.residual_rows[outcome.touched]
-        self._touched.update(rows[rows >= 0].tolist())
+        written = set(rows[rows >= 0].tolist())
+        self._touched |= written
+        self.stores.note(plan.members, written)
         self._finite &= outcome.finite
 
     def _close_step(self, step: int, backward: Backward) -> None:

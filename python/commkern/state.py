@@ -374,8 +374,7 @@ class CompressionState:
         if self.step > lowest:
             reducer.stores.undo()
             self.step = lowest
-        reducer.stores.estimate_anew(joined, self.step)
-        reducer.stores.restart_ledger()
+        reducer.stores.rejoin(joined, self.step)
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
 
