@@ -125,6 +125,14 @@ class Delay:
         bucket = _pieces(buffer, sizes)
         return before.done, lambda: before.fill(bucket, scale)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the results take: those that are due, and those of the
+        step before until the next one begins."""
+        flights = [flight for flight in (self._newest, self._before) if flight]
+        held = [result for one in flights for result in one.results.values()]
+        return sum(result.nbytes for result in held)
+
     def wait(self) -> None:
         """Until all that was sent on its way is done, well or not."""
         if self._sent is not None:

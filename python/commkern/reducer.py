@@ -83,6 +83,12 @@ class Reducer:
         if self.delay is not None:
             self.delay.wait()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory kept for the parameters between two steps."""
+        self.wait()
+        return self.stores.nbytes + (self.delay.nbytes if self.delay else 0)
+
     # --- a bucket -----------------------------------------------------------------
 
     def submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:

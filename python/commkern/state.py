@@ -228,8 +228,9 @@ class CompressionState:
         compression_factor; times in ms: hook_ms, of which compress_ms, wait_ms,
         reduce_ms, decompress_ms and other_ms, furthermore exposed_ms and
         last_bucket_ms; residual_norm (L2 over all parameters, in units of the sum);
-        state_nbytes (memory of all that the state keeps for the parameters: versions of
-        residuals, sums of the ledger).
+        state_nbytes (memory of all that the state keeps for the parameters between two
+        steps: versions of residuals and estimates, sums of the ledger, delayed
+        results).
 
         ``total`` has the sums over all steps, with steps and skipped (those that were
         not committed). ``sampled``, None before there is one, tells of the last step
@@ -239,7 +240,7 @@ class CompressionState:
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
-        memory = {"residual_norm": norm, "state_nbytes": self.reducer.stores.nbytes}
+        memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
         sampled = {"sampled": self.reducer.sampler.last()}
         return self.reducer.stats.last() | memory | sampled
 
