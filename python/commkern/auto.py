@@ -16,8 +16,7 @@ from commkern.compressors import compressor as read_compressor
 from commkern.feedback import ErrorFeedback
 from commkern.gather import gather
 from commkern.groups import GroupWorker
-from commkern.inputs import check_feedback, checked_int
-from commkern.step_schedule import checked_number
+from commkern.inputs import check_feedback, checked_int, checked_number
 from commkern.timeline import StepTimes
 
 _LOG = logging.getLogger("commkern")

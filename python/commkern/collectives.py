@@ -75,8 +75,9 @@ class ReduceState:
 
         Raises KeyError for a name that has none.
         """
-        found = self._entries[name]
-        return found.residuals[name].clone().reshape(found.shape)
+        key = checked_name(name)
+        found = self._entries[key]
+        return found.residuals[key].clone().reshape(found.shape)
 
 
 class _Entry:
@@ -130,6 +131,8 @@ def all_reduce(
     data = real_view(tensor)
     check_writable(tensor)
     key = checked_name(name)
+    checked_bool("async_op", async_op)
+    checked_bool("deterministic", deterministic)
     if state is not None and not isinstance(state, ReduceState):
         raise TypeError(f"state must be a ReduceState, got {type(state).__name__}")
     if state is not None:
@@ -141,7 +144,7 @@ def all_reduce(
         algorithm="two_shot" if deterministic else algorithm,
         feedback=str(state.feedback if state else None),
         rollback=state.rollback if state else True,
-        deterministic=checked_bool("deterministic", deterministic),
+        deterministic=deterministic,
         seed=checked_seed(seed),
     )
     entry = state.entry(key, data) if state else None

@@ -12,7 +12,7 @@ import torch
 from commkern.assignment import assign, check_patterns
 from commkern.auto import AutoChoice
 from commkern.compressors import Compressor, Identity
-from commkern.inputs import checked_int
+from commkern.inputs import checked_int, checked_tensor
 from commkern.step_schedule import FieldSchedules
 
 Predicate = Callable[[str, torch.Tensor], bool]
@@ -25,6 +25,7 @@ def small_or_vector(name: str, parameter: torch.Tensor) -> bool:
 
     Biases and norms matter more than their size, and gain nothing.
     """
+    checked_tensor("parameter", parameter)
     return parameter.dim() <= 1 or parameter.numel() < 1024
 
 
@@ -60,6 +61,7 @@ class Exempt:
 
     def __call__(self, name: str, parameter: torch.Tensor) -> bool:
         """Whether the parameter is exempt."""
+        checked_tensor("parameter", parameter)
         return (
             parameter.dim() <= self.max_dim
             or parameter.numel() < self.min_numel

@@ -26,6 +26,7 @@ from commkern.inputs import (
     check_owing,
     check_rollback,
     checked_bool,
+    checked_int,
     checked_seed,
     real_numel,
     real_view,
@@ -204,6 +205,7 @@ class CompressionState:
 
     @step.setter
     def step(self, step: int) -> None:
+        checked_int("step", step, 0, 2**63)
         self.reducer.wait()
         self.reducer.step = step
 
