@@ -18,7 +18,6 @@ def test_the_table_of_copies():
     listed = {name: tuple(map(float, numbers)) for name, *numbers in rows}
     assert listed == advice.COPIES
     assert f"{advice.COPY_BYTES_PER_S / 1e9:.0f} GB/s" in TEXT
-    assert f"counts {advice._PLAIN_SUM}" in TEXT
 
 
 def test_the_numbers_of_auto():

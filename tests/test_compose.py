@@ -86,7 +86,7 @@ def test_chunks_cover_a_parameter_once_at_block_boundaries(world_size, numel):
 def test_small_parameters_are_spread_over_the_owners():
     members = [Member(f"bias{i}", 64, 64 * i, IDENTITY) for i in range(400)]
     plan = plan_of(members, world_size=4)
-    sizes = [transfer.message.nbytes for transfer in plan.exchanges[0].sends]
+    sizes = [transfer.nbytes for transfer in plan.exchanges[0].sends]
     assert max(sizes) < 2 * min(sizes)
 
 

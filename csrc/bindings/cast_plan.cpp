@@ -27,6 +27,12 @@ Slice slice_from(const py::tuple& tuple, size_t begin) {
 
 Slice to_slice(const py::handle& value) { return slice_from(as_tuple(value, 3), 0); }
 
+std::vector<Slice> to_slices(const py::handle& list) {
+  std::vector<Slice> slices;
+  for (const auto& item : list.cast<py::list>()) slices.push_back(to_slice(item));
+  return slices;
+}
+
 std::vector<Span> to_spans(const py::array& array) {
   if (array.itemsize() != sizeof(Span) || array.ndim() != 1 ||
       !(array.flags() & py::array::c_style)) {
@@ -51,9 +57,7 @@ FieldValue to_symbol(const py::tuple& tuple) {
     return residual;
   }
   if (kind == "parts") {
-    std::vector<Slice> parts;
-    for (const auto& part : tuple[1].cast<py::list>()) parts.push_back(to_slice(part));
-    return parts;
+    return to_slices(tuple[1]);
   }
   fail("field: expected a slice, register, residual or parts, got ", shown(tuple));
 }
@@ -112,7 +116,7 @@ std::vector<Transfer> to_transfers(const py::handle& list) {
   std::vector<Transfer> transfers;
   for (const auto& item : list.cast<py::list>()) {
     const auto transfer = as_tuple(item, 2);
-    transfers.push_back({transfer[0].cast<int32_t>(), to_slice(transfer[1])});
+    transfers.push_back({transfer[0].cast<int32_t>(), to_slices(transfer[1])});
   }
   return transfers;
 }

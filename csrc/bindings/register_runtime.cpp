@@ -139,7 +139,7 @@ void register_runtime(py::module_& m) {
           "bind",
           [](const py::object& self, const py::object&, const py::object&,
              const py::object&) { return self; },
-          py::arg("plan"), py::arg("workspace"), py::arg("step"),
+          py::arg("plan"), py::arg("buffers"), py::arg("step"),
           "The transport of one run: this endpoint itself.")
       .def(
           "abort",

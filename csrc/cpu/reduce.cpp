@@ -7,27 +7,37 @@
 COMMKERN_BEGIN_ISA
 namespace {
 
+// Whether all that it wrote is finite.
 template <class T>
-void sum_run(const SumArgs& args, int64_t first, int64_t end, bool streams) {
+bool sum_run(const SumArgs& args, int64_t first, int64_t end, bool streams) {
   using C = ComputeOf<T>;
   const C factor = static_cast<C>(args.scale);
+  BitsOf<C> most = 0;
   int64_t i = first;
   if constexpr (kHasVectors<T>) {
+    Ints lanes{};
     for (; i + kLanes <= end; i += kLanes) {
       Floats acc = load_floats<T>(args.parts.rows[0].data, i);
       for (int64_t rank = 1; rank < args.parts.count; ++rank) {
         acc += load_floats<T>(args.parts.rows[rank].data, i);
       }
-      put_elements<T>(args.output.data, i, narrow<T>(acc * factor), streams);
+      const Elements<T> y = narrow<T>(acc * factor);
+      lanes = larger(lanes, magnitude_of(widen<T>(y)));
+      put_elements<T>(args.output.data, i, y, streams);
     }
+    most = largest_lane(lanes);
   }
   for (; i < end; ++i) {
     C acc = load_compute<T>(args.parts.rows[0].data, i);
     for (int64_t rank = 1; rank < args.parts.count; ++rank) {
       acc += load_compute<T>(args.parts.rows[rank].data, i);
     }
-    store(args.output.data, i, convert<T>(acc * factor));
+    const T y = convert<T>(acc * factor);
+    const BitsOf<C> bits = magnitude_bits(convert<C>(y));
+    most = bits > most ? bits : most;
+    store(args.output.data, i, y);
   }
+  return is_finite(bits_as<C>(most));
 }
 
 // The output's lines are in the cache where it is one of the parts.
@@ -123,10 +133,11 @@ void saturate_run(uint8_t* data, T limit, int64_t n) {
 void sum(const SumArgs& args, void*) {
   with_dtype(args.dtype, [&]<class T>(Tag<T>) {
     const bool large = streams_past_cache<T>(args.spans) && !in_place(args);
-    const auto body = [&](int64_t, const Span& span, int64_t begin, int64_t end) {
+    const auto body = [&](int64_t row, const Span& span, int64_t begin, int64_t end) {
       const int64_t first = span.offset + begin;
       const bool streams = large && can_stream(args.output.data + first * sizeof(T));
-      sum_run<T>(args, first, span.offset + end, streams);
+      const bool finite = sum_run<T>(args, first, span.offset + end, streams);
+      if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
     };
     for_elements(args.spans, body);
   });

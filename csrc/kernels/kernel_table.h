@@ -37,7 +37,7 @@
 namespace commkern {
 
 // Raise this whenever the list, an argument struct or Span changes.
-inline constexpr uint32_t kKernelTableVersion = 3;
+inline constexpr uint32_t kKernelTableVersion = 4;
 
 // How a module hands over its table: a capsule of this name. `version` comes first in
 // every version, so that it can be read before anything else is believed.

@@ -11,6 +11,7 @@ void check(const SumArgs& args) {
     check_elements(name, part, args.spans, args.dtype);
   });
   check_elements("output", args.output, args.spans, args.dtype);
+  if (args.nonfinite) check_rows("nonfinite", args.nonfinite, args.spans, 1);
 }
 
 void check(const AbsmaxArgs& args) {

@@ -7,12 +7,15 @@ namespace commkern {
 
 // output = T(scale * acc) with acc = C(part 0), then acc += C(part r) in rank order.
 // Parts and output are indexed by span.offset. scale = 1 / ranks gives the average.
+// nonfinite[row] (one byte a span, may be null) becomes 1 where a value written is not
+// finite.
 struct SumArgs {
   SpanTable spans;
   Parts parts;  // `dtype` elements each
   MutableBytes output;
   DType dtype = DType::kFloat32;
   double scale = 1.0;
+  MutableBytes nonfinite;
 };
 
 // output[row] = max |x| over the span, as the compute type; integer max over the bits
@@ -49,6 +52,7 @@ void visit_fields(SumArgs& a, Visitor&& field) {
   field("output", a.output);
   field("dtype", a.dtype);
   field("scale", a.scale);
+  field("nonfinite", a.nonfinite);
 }
 
 template <class Visitor>

@@ -36,9 +36,9 @@ void check_peer(const Plan& plan, int32_t peer) {
 void check_transfers(const Plan& plan, const std::vector<Transfer>& transfers,
                      PlanNames& names) {
   std::vector<bool> seen(size_t(plan.world_size), false);
-  for (const auto& [peer, slice] : transfers) {
+  for (const auto& [peer, pieces] : transfers) {
     check_peer(plan, peer);
-    names.use(slice);
+    for (const Slice& piece : pieces) names.use(piece);
     if (seen[size_t(peer)])
       fail("peer: expected one transfer each way, got two: ", peer);
     seen[size_t(peer)] = true;

@@ -45,9 +45,10 @@ struct KernelSpec {
   std::vector<std::pair<std::string, FieldValue>> fields;  // others keep their default
 };
 
+// One message in pieces that follow each other on the wire.
 struct Transfer {
   int32_t peer = 0;
-  Slice slice;
+  std::vector<Slice> pieces;
 };
 
 struct Round {

@@ -70,23 +70,40 @@ void Runner::bind(const Frame& frame) {
   for (auto& step : plan_.steps) {
     if (auto* call = std::get_if<KernelPointer>(&step)) (*call)->bind(frame);
   }
-  for (size_t i = 0; i < rounds_.size(); ++i) {
-    const auto& round = plan_.rounds[i];
-    const auto preamble = [&](Slice all, int32_t peer) {
-      all.offset += plan_.preamble_offset(int32_t(i), peer);
-      return frame.at(all).data;
-    };
-    auto& bound = rounds_[i];
-    bound.sends.clear();
-    bound.receives.clear();
-    for (const auto& [peer, slice] : round.sends) {
-      bound.sends.push_back(
-          {peer, preamble(plan_.preambles_out, peer), read_only(frame.at(slice))});
-    }
-    for (const auto& [peer, slice] : round.receives) {
-      bound.receives.push_back({peer, preamble(plan_.preambles_expected, peer),
-                                preamble(plan_.preambles_in, peer), frame.at(slice)});
-    }
+  for (size_t i = 0; i < rounds_.size(); ++i) bind_round(frame, int32_t(i));
+}
+
+void Runner::bind_round(const Frame& frame, int32_t number) {
+  const auto& round = plan_.rounds[size_t(number)];
+  auto& bound = rounds_[size_t(number)];
+  const auto preamble = [&](Slice all, int32_t peer) {
+    all.offset += plan_.preamble_offset(number, peer);
+    return frame.at(all).data;
+  };
+  // All pieces first: spans of them hold once the vectors stop growing.
+  bound.sent.clear();
+  bound.received.clear();
+  for (const auto& [peer, pieces] : round.sends) {
+    for (const Slice& piece : pieces) bound.sent.push_back(read_only(frame.at(piece)));
+  }
+  for (const auto& [peer, pieces] : round.receives) {
+    for (const Slice& piece : pieces) bound.received.push_back(frame.at(piece));
+  }
+  bound.sends.clear();
+  bound.receives.clear();
+  const ConstBytes* sent = bound.sent.data();
+  for (const auto& [peer, pieces] : round.sends) {
+    bound.sends.push_back(
+        {peer, preamble(plan_.preambles_out, peer), {sent, pieces.size()}});
+    sent += pieces.size();
+  }
+  const MutableBytes* received = bound.received.data();
+  for (const auto& [peer, pieces] : round.receives) {
+    bound.receives.push_back({peer,
+                              preamble(plan_.preambles_expected, peer),
+                              preamble(plan_.preambles_in, peer),
+                              {received, pieces.size()}});
+    received += pieces.size();
   }
 }
 
@@ -120,12 +137,12 @@ void Runner::write_preambles() {
     fields.round = int32_t(i);
     for (const Send& send : rounds_[i].sends) {
       fields.sender = plan_.rank;
-      fields.body_nbytes = send.body.nbytes;
+      fields.body_nbytes = total_nbytes(send.body);
       write_preamble(plan_.preamble, fields, send.preamble);
     }
     for (const Receive& receive : rounds_[i].receives) {
       fields.sender = receive.peer;
-      fields.body_nbytes = receive.body.nbytes;
+      fields.body_nbytes = total_nbytes(receive.body);
       write_preamble(plan_.preamble, fields, receive.expected);
     }
   }

@@ -39,10 +39,13 @@ class Runner {
   struct BoundRound {
     std::vector<Send> sends;
     std::vector<Receive> receives;
+    std::vector<ConstBytes> sent;  // the pieces of all sends
+    std::vector<MutableBytes> received;
   };
 
   void check_arguments(const Frame& frame) const;
   void bind(const Frame& frame);
+  void bind_round(const Frame& frame, int32_t number);
   void check_kernels(const Frame& frame, const KernelTable& table);
   void write_preambles();
   Timing execute(const Frame& frame, Transport& transport, const KernelTable& table);

@@ -28,6 +28,13 @@ Failure mismatch_of(int32_t peer, int32_t observer, const PreambleBytes& receive
   return failure;
 }
 
+bool same_cut(std::span<const ConstBytes> sent, std::span<const MutableBytes> wanted) {
+  return std::equal(sent.begin(), sent.end(), wanted.begin(), wanted.end(),
+                    [](const auto& mine, const auto& theirs) {
+                      return mine.nbytes == theirs.nbytes;
+                    });
+}
+
 }  // namespace
 
 ThreadGroup::ThreadGroup(int32_t world_size, double timeout_s)
@@ -67,7 +74,7 @@ void ThreadEndpoint::post(const Exchange& exchange) {
     std::memcpy(offer.preamble.data(), send.preamble, offer.preamble.size());
     group_->mailbox(rank_, send.peer).push_back(offer);
     group_->wake_[size_t(send.peer)].notify_all();
-    bytes_sent_ += int64_t(offer.preamble.size()) + send.body.nbytes;
+    bytes_sent_ += int64_t(offer.preamble.size()) + total_nbytes(send.body);
   }
 }
 
@@ -99,19 +106,20 @@ bool ThreadEndpoint::take(Lock& lock, const Receive& receive, int32_t round) {
   if (found == mailbox.end()) return false;
   Offer& offer = *found;
   std::memcpy(receive.preamble, offer.preamble.data(), offer.preamble.size());
-  if (std::memcmp(offer.preamble.data(), receive.expected, offer.preamble.size()) !=
-          0 ||
-      offer.body.nbytes != receive.body.nbytes) {
+  const bool matches =
+      std::memcmp(offer.preamble.data(), receive.expected, offer.preamble.size()) == 0;
+  if (matches && offer.withdrawn) return false;  // its body may be gone
+  if (!matches || !same_cut(offer.body, receive.body)) {
     const auto failure =
         mismatch_of(receive.peer, rank_, offer.preamble, receive.expected);
     group_->poison(failure);
     throw failure;
   }
-  if (offer.withdrawn) return false;
   offer.copying = true;
   lock.unlock();
-  if (offer.body.nbytes > 0) {
-    std::memcpy(receive.body.data, offer.body.data, size_t(offer.body.nbytes));
+  for (size_t i = 0; i < offer.body.size(); ++i) {
+    const auto& [data, nbytes] = offer.body[i];
+    if (nbytes > 0) std::memcpy(receive.body[i].data, data, size_t(nbytes));
   }
   lock.lock();
   mailbox.erase(found);

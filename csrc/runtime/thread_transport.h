@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "runtime/failure.h"
@@ -18,7 +19,7 @@ namespace commkern {
 struct Offer {
   int32_t round = 0;
   PreambleBytes preamble{};
-  ConstBytes body;
+  std::span<const ConstBytes> body;
   bool copying = false;    // the receiver reads `body` without the lock
   bool withdrawn = false;  // the sender gave up; the preamble may still be compared
 };

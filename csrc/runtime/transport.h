@@ -9,19 +9,27 @@
 namespace commkern {
 
 // `preamble` and `expected` point to 64 bytes (core/wire.h), filled in by the runner. A
-// body may be empty; its preamble travels all the same.
+// body is one message in pieces, cut at the same places at both ends. It may be empty;
+// its preamble travels all the same.
 struct Send {
   int32_t peer = 0;
   uint8_t* preamble = nullptr;
-  ConstBytes body;
+  std::span<const ConstBytes> body;
 };
 
 struct Receive {
   int32_t peer = 0;
   uint8_t* expected = nullptr;
   uint8_t* preamble = nullptr;  // where the received one is kept
-  MutableBytes body;
+  std::span<const MutableBytes> body;
 };
+
+template <class Bytes>
+int64_t total_nbytes(std::span<const Bytes> pieces) {
+  int64_t nbytes = 0;
+  for (const Bytes& piece : pieces) nbytes += piece.nbytes;
+  return nbytes;
+}
 
 // One round of one rank: at most one send and one receive a peer.
 struct Exchange {

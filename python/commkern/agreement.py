@@ -1,14 +1,33 @@
-"""What to tell the user when a peer's preamble is not the one that was expected."""
+"""What ranks must agree on, and what to tell the user where they do not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 
 from commkern.errors import CommkernError, MismatchError, PeerFailed
-from commkern.wire.preamble import difference
+from commkern.layout import Member
+from commkern.wire.crc import hash_text
+from commkern.wire.preamble import difference, pack_template
 
 _SHOWN = 200
+
+
+def describe(members: Sequence[Member], settings: object, dtype: str) -> dict[str, str]:
+    """The texts that must be equal on all ranks, by the preamble's field."""
+    return {
+        "compressor": ";".join(str(m.compressor) for m in members),
+        "settings": str(settings),
+        "parameter names": ";".join(m.name for m in members),
+        "shapes": ";".join(str(m.numel) for m in members),
+        "dtypes": dtype,
+    }
+
+
+def preamble_template(description: Mapping[str, str], world_size: int) -> bytes:
+    """The preamble of these texts, without what differs between messages."""
+    hashes = [hash_text(text) for text in description.values()]
+    return pack_template(*hashes, world_size=world_size)
 
 
 def explain(

@@ -24,7 +24,7 @@ from typing import Any
 from commkern.errors import BackendError
 
 BACKENDS = ("cpu", "reference")
-KERNEL_TABLE_VERSION = 3
+KERNEL_TABLE_VERSION = 4
 _DEFAULT_THREADS = 4
 _CURE = (
     "Reinstall commkern with a C++20 compiler at hand (pip install --force-reinstall), "

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from commkern import plain
+from commkern.agreement import describe, preamble_template
 from commkern.compressors.base import WHO_REDUCED, KernelCall, Operands
 from commkern.feedback import accumulated
 from commkern.feedback import feedback as read_feedback
@@ -32,9 +34,8 @@ from commkern.plan import (
     WriteHeader,
 )
 from commkern.schedules import Round, resolve
+from commkern.schedules import Transfer as Hop
 from commkern.spans import SpanTable, span_table
-from commkern.wire import preamble as wire_preamble
-from commkern.wire.crc import hash_text
 from commkern.wire.dtypes import NBYTES
 from commkern.wire.message import align
 
@@ -51,10 +52,6 @@ def saturation_limit(dtype: str, world_size: int) -> float:
     """What ``nonfinite="saturate"`` clips at: half of what would fit, so that no
     rounding of the sum overflows."""
     return _MAX_FINITE[dtype] / (2 * world_size)
-
-
-#: Elements from which on a span is worth a kernel call of its own.
-_WORTH_A_CALL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -117,6 +114,7 @@ class _Composer:
         # Where running sums take what is decoded, in the compute type.
         short = self._accumulates and NBYTES[self.dtype] == 2
         self._decoded = "decoded" if short else "data"
+        self._scale = 1.0 / self.world_size if self.settings.op == "avg" else 1.0
 
     def build(self, rounds: tuple[Round, ...]) -> Plan:
         reduce_round, gather_round = rounds
@@ -131,14 +129,15 @@ class _Composer:
             steps += self._stage(stage, len(exchanges))
             exchanges += [self._to_owners(reduce_round, stage, s) for s in segments]
             exchanges += [self._from_owners(gather_round, stage, s) for s in segments]
-        description = self._description()
+        members = tuple(m for group in self.groups for m in group.members)
+        description = describe(members, self.settings, self.dtype)
         return Plan(
             rank=self.rank,
             world_size=self.world_size,
             dtype=self.dtype,
-            members=tuple(m for group in self.groups for m in group.members),
+            members=members,
             buffers=self.buffers,
-            preamble=self._preamble(description),
+            preamble=preamble_template(description, self.world_size),
             description=description,
             exchanges=tuple(exchanges),
             steps=tuple(steps),
@@ -242,27 +241,32 @@ class _Composer:
         return Slice("parts", begin, mine.nbytes)
 
     def _to_owners(self, one: Round, stage: int, segment: int) -> Exchange:
-        sends = (
-            Transfer(
-                t.peer, self._place("outgoing", self._messages[stage, segment, t.chunk])
-            )
-            for t in one.sends
-        )
-        receives = (
-            Transfer(t.peer, self._part(stage, segment, t.peer)) for t in one.receives
-        )
+        mine = self._messages[stage, segment, self.rank]
+        sends, receives = [], []
+        for peer, chunk in one.sends:
+            message = self._messages[stage, segment, chunk]
+            place = self._place("outgoing", message)
+            sends.append(self._transfer(peer, place, message))
+        for peer, _ in one.receives:
+            place = self._part(stage, segment, peer)
+            receives.append(self._transfer(peer, place, mine, staged=True))
         return Exchange(tuple(sends), tuple(receives))
 
     def _from_owners(self, one: Round, stage: int, segment: int) -> Exchange:
-        def transfers(listed: tuple[tuple[int, int], ...]) -> tuple[Transfer, ...]:
+        def transfers(listed: Sequence[Hop]) -> tuple[Transfer, ...]:
+            messages = [self._messages[stage, segment, chunk] for _, chunk in listed]
             return tuple(
-                Transfer(
-                    peer, self._place("result", self._messages[stage, segment, chunk])
-                )
-                for peer, chunk in listed
+                self._transfer(peer, self._place("result", message), message)
+                for (peer, _), message in zip(listed, messages, strict=True)
             )
 
         return Exchange(transfers(one.sends), transfers(one.receives))
+
+    def _transfer(
+        self, peer: int, place: Slice, message: Message, *, staged: bool = False
+    ) -> Transfer:
+        cut = plain.pieces(place, message, self.groups, self.dtype, staged=staged)
+        return Transfer(peer, cut)
 
     # --- steps --------------------------------------------------------------------
 
@@ -311,8 +315,7 @@ class _Composer:
     def _compress(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
         steps: list[Step] = [Begin("compress")]
         for group, spans in self._groups_with_spans(stage, segment, owners):
-            if owners == [self.rank]:
-                spans = spans[[not self._stays(group, row) for row in spans]]
+            spans, _ = plain.split(group, spans, self.dtype)
             if not len(spans):
                 continue
             steps += group.compressor.compress_calls(
@@ -332,41 +335,21 @@ class _Composer:
         parts = [self._part(stage, segment, r) for r in range(self.world_size)]
         steps: list[Step] = [Begin("reduce")]
         steps += [self._read_header(parts[sender], mine, sender) for sender in peers]
+        result = self._place("result", mine)
         for number, rows in mine.rows.items():
             group = self.groups[number]
-            coded = [row for row in rows if not self._stays(group, row)]
-            result = self._place("result", mine)
-            if coded:
-                operands = self._operands(group, stage, span_table(coded), WHO_REDUCED)
+            if plain.is_plain(group):
+                steps += plain.sum_calls(
+                    *(group, rows, parts, result),
+                    own=self.rank,
+                    dtype=self.dtype,
+                    scale=self._scale,
+                    nonfinite=self._whole("nonfinite"),
+                )
+            else:
+                operands = self._operands(group, stage, span_table(rows), WHO_REDUCED)
                 steps += group.compressor.reduce_calls(operands, parts, result)
-            for row in rows:
-                if self._stays(group, row):
-                    steps += self._reduce_in_place(group, stage, row, parts, result)
         return [*steps, self._write_header("result", mine)]
-
-    def _stays(self, group: Group, row: dict[str, int]) -> bool:
-        """Whether the owner adds its own part of a span from where it lies."""
-        plain = group.compressor.is_plain and not group.feedback
-        return plain and row["length"] >= _WORTH_A_CALL
-
-    def _reduce_in_place(
-        self,
-        group: Group,
-        stage: int,
-        row: dict[str, int],
-        parts: Sequence[Slice],
-        result: Slice,
-    ) -> list[Step]:
-        nbytes = row["length"] * NBYTES[self.dtype]
-
-        def body(message: Slice) -> Slice:
-            return Slice(message.buffer, message.offset + row["body"], nbytes)
-
-        own = Slice("data", row["offset"] * NBYTES[self.dtype], nbytes)
-        bodies = [own if r == self.rank else body(p) for r, p in enumerate(parts)]
-        spans = span_table([row | {"body": 0}])
-        operands = self._operands(group, stage, spans, WHO_REDUCED)
-        return [*group.compressor.reduce_calls(operands, bodies, body(result))]
 
     def _decompress(
         self, stage: int, segment: int, owners: Sequence[int]
@@ -378,17 +361,25 @@ class _Composer:
                 message = self._messages[stage, segment, owner]
                 place = self._place("result", message)
                 steps.append(self._read_header(place, message, owner))
-        scale = 1.0 / self.world_size if self.settings.op == "avg" else 1.0
         for group, spans in self._groups_with_spans(stage, segment, owners):
             if group.compressor.stages > stage + 1:
+                continue
+            nonfinite = self._whole("nonfinite")
+            if plain.is_plain(group):
+                steps += plain.result_calls(
+                    *(group, spans, self._whole("result"), self._whole("data")),
+                    mine=owners == [self.rank],
+                    dtype=self.dtype,
+                    nonfinite=nonfinite,
+                )
                 continue
             adds = self._accumulates and group.feedback
             calls = group.compressor.decompress_calls(
                 self._operands(group, stage, spans, WHO_REDUCED),
                 self._whole("result"),
                 self._whole(self._decoded if adds else "data"),
-                scale=scale,
-                nonfinite=self._whole("nonfinite"),
+                scale=self._scale,
+                nonfinite=nonfinite,
             )
             steps += accumulated(calls, self._sum_fields(spans)) if adds else calls
         return steps
@@ -422,19 +413,3 @@ class _Composer:
 
     def _read_header(self, place: Slice, message: Message, sender: int) -> ReadHeader:
         return ReadHeader(place, message.header, self._whole("touched"), sender)
-
-    # --- agreement ----------------------------------------------------------------
-
-    def _description(self) -> dict[str, str]:
-        members = [m for group in self.groups for m in group.members]
-        return {
-            "compressor": ";".join(str(m.compressor) for m in members),
-            "settings": str(self.settings),
-            "parameter names": ";".join(m.name for m in members),
-            "shapes": ";".join(str(m.numel) for m in members),
-            "dtypes": self.dtype,
-        }
-
-    def _preamble(self, description: dict[str, str]) -> bytes:
-        hashes = [hash_text(text) for text in description.values()]
-        return wire_preamble.pack_template(*hashes, world_size=self.world_size)

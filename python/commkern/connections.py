@@ -26,6 +26,7 @@ import torch.distributed as dist
 from commkern.rendezvous import second_group
 
 _BUILD = timedelta(seconds=60)  # at most: all ranks are there by then
+_LAST_CALL = timedelta(seconds=1)
 
 
 @dataclass(eq=False)
@@ -48,12 +49,16 @@ class Connections:
             return group
         return self.downward
 
-    def wait(self, work: Any) -> None:
-        """Wait for a work of either group, at most for the user's time-out."""
+    def wait(self, work: Any, *, lost: bool = False) -> None:
+        """Wait for a work of either group, at most for the user's time-out.
+
+        From a peer that is ``lost`` nothing is expected any more. gloo closes its
+        connections after a time-out, so that no message of the peer's comes later.
+        """
         if self.timeout is None:
             work.wait()
         else:
-            work.wait(self.timeout)
+            work.wait(min(self.timeout, _LAST_CALL) if lost else self.timeout)
 
 
 _OPEN: weakref.WeakKeyDictionary[dist.ProcessGroup, Connections] = (

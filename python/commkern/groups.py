@@ -182,10 +182,11 @@ class GroupWorker:
         for name in FLAGS:
             workspace.arrays[name].fill(0)
         buffers = _external(data, residuals, estimates) | workspace.arrays
+        sendable = workspace.tensors | {"data": torch.from_numpy(buffers["data"])}
         sent = self.transport.bytes_sent
         try:
             started = time.perf_counter_ns()
-            bound = self.transport.bind(plan, workspace.tensors, step)
+            bound = self.transport.bind(plan, sendable, step)
             posted_ns = time.perf_counter_ns() - started  # the receives
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)

@@ -18,7 +18,7 @@ from commkern.wire.preamble import NBYTES
 @dataclass
 class _Offer:
     preamble: bytes
-    body: Bytes
+    pieces: list[Bytes]
     withdrawn: bool = False
 
 
@@ -66,9 +66,9 @@ class LocalEndpoint:
         self.bytes_sent = 0
         self.aborted = False
 
-    def bind(self, plan: Plan, workspace: Mapping[str, Any], step: int) -> LocalRun:
-        """The transport of one run of a plan over these workspace buffers."""
-        return LocalRun(self, plan, workspace)
+    def bind(self, plan: Plan, buffers: Mapping[str, Any], step: int) -> LocalRun:
+        """The transport of one run of a plan over "data" and the workspace."""
+        return LocalRun(self, plan, buffers)
 
     def abort(self, error: BaseException) -> None:
         """This rank stops: peers that wait for it raise PeerFailed at once."""
@@ -86,12 +86,12 @@ class LocalRun:
     """``post`` and ``complete`` of one run of one plan, as the runner calls them."""
 
     def __init__(
-        self, endpoint: LocalEndpoint, plan: Plan, workspace: Mapping[str, Any]
+        self, endpoint: LocalEndpoint, plan: Plan, buffers: Mapping[str, Any]
     ) -> None:
         self._endpoint = endpoint
         self._group = endpoint.group
         self._plan = plan
-        self._workspace = workspace
+        self._buffers = buffers
 
     def post(self, number: int) -> None:
         """Offer this rank's messages of a round. Does not wait."""
@@ -99,11 +99,12 @@ class LocalRun:
         with self._group.changed:
             if self._endpoint.aborted:
                 self._raise_failure()
-            for peer, message in self._plan.exchanges[number].sends:
+            for transfer in self._plan.exchanges[number].sends:
+                peer = transfer.peer
                 preamble = self._preamble("preambles_out", number, peer).tobytes()
-                offer = _Offer(preamble, self._view(message))
+                offer = _Offer(preamble, [self._view(p) for p in transfer.pieces])
                 self._group.mailbox(rank, peer)[number] = offer
-                self._endpoint.bytes_sent += NBYTES + message.nbytes
+                self._endpoint.bytes_sent += NBYTES + transfer.nbytes
             self._group.changed.notify_all()
 
     def complete(self, number: int) -> None:
@@ -127,7 +128,7 @@ class LocalRun:
         """As the endpoint's."""
         self._endpoint.abort(error)
 
-    def _take(self, number: int, peer: int, message: Slice) -> bool:
+    def _take(self, number: int, peer: int, pieces: tuple[Slice, ...]) -> bool:
         rank = self._endpoint.rank
         mailbox = self._group.mailbox(peer, rank)
         offer = mailbox.get(number)
@@ -142,7 +143,8 @@ class LocalRun:
         if offer.withdrawn:
             return False
         self._preamble("preambles_in", number, peer)[:] = bytearray(offer.preamble)
-        self._view(message)[:] = offer.body
+        for piece, sent in zip(pieces, offer.pieces, strict=True):
+            self._view(piece)[:] = sent
         del mailbox[number]
         self._group.changed.notify_all()
         return True
@@ -170,7 +172,7 @@ class LocalRun:
         )
 
     def _view(self, piece: Slice) -> Bytes:
-        whole = as_bytes(self._workspace[piece.buffer])
+        whole = as_bytes(self._buffers[piece.buffer])
         return whole[piece.offset : piece.offset + piece.nbytes]
 
     def _preamble(self, buffer: str, number: int, peer: int) -> Bytes:

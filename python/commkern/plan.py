@@ -79,10 +79,18 @@ class Begin(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One message of an exchange."""
+    """One message of an exchange, in pieces that follow each other on the wire.
+
+    Both ends cut it at the same places. Pieces of "data" are sent from there.
+    """
 
     peer: int
-    message: Slice
+    pieces: tuple[Slice, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole message."""
+        return sum(piece.nbytes for piece in self.pieces)
 
 
 class Exchange(NamedTuple):
@@ -119,7 +127,14 @@ class Plan:
     @property
     def bytes_sent(self) -> int:
         """Message bytes that this rank sends in one run, headers included."""
-        return sum(t.message.nbytes for e in self.exchanges for t in e.sends)
+        return sum(t.nbytes for e in self.exchanges for t in e.sends)
+
+    @cached_property
+    def writers(self) -> frozenset[int]:
+        """Peers whose messages are received where they belong in "data"."""
+        received = (transfer for e in self.exchanges for transfer in e.receives)
+        buffers = ((peer, p.buffer) for peer, pieces in received for p in pieces)
+        return frozenset(peer for peer, buffer in buffers if buffer == "data")
 
     @cached_property
     def residual_rows(self) -> Any:
@@ -141,18 +156,21 @@ def _slice_text(piece: Slice) -> str:
     return f"{piece.buffer}[{piece.offset}:{piece.offset + piece.nbytes}]"
 
 
+def _transfers_text(listed: tuple[Transfer, ...], word: str) -> str:
+    texts = (f"{'+'.join(map(_slice_text, t.pieces))} {word} {t.peer}" for t in listed)
+    return ", ".join(texts) or "nothing"
+
+
 def _step_text(step: Step, plan: Plan) -> str:
     if isinstance(step, KernelCall):
         fields = ", ".join(f"{k}={_field_text(v)}" for k, v in step.fields.items())
         return f"{step.name}({fields})"
     if isinstance(step, Post):
-        exchange = plan.exchanges[step.round]
-        sends = (f"{_slice_text(m)} to {peer}" for peer, m in exchange.sends)
-        return f"post round {step.round}: {', '.join(sends) or 'nothing'}"
+        sends = plan.exchanges[step.round].sends
+        return f"post round {step.round}: {_transfers_text(sends, 'to')}"
     if isinstance(step, Complete):
-        exchange = plan.exchanges[step.round]
-        receives = (f"{_slice_text(m)} from {peer}" for peer, m in exchange.receives)
-        return f"complete round {step.round}: {', '.join(receives) or 'nothing'}"
+        receives = plan.exchanges[step.round].receives
+        return f"complete round {step.round}: {_transfers_text(receives, 'from')}"
     if isinstance(step, Begin):
         return f"{step.purpose}:"
     verb = "write" if isinstance(step, WriteHeader) else "read"
@@ -205,8 +223,8 @@ def lower(plan: Plan) -> dict[str, Any]:
 
     def transfers(
         items: tuple[Transfer, ...],
-    ) -> list[tuple[int, tuple[int, int, int]]]:
-        return [(peer, piece(message)) for peer, message in items]
+    ) -> list[tuple[int, list[tuple[int, int, int]]]]:
+        return [(peer, [piece(part) for part in pieces]) for peer, pieces in items]
 
     return {
         "buffers": list(plan.buffers),

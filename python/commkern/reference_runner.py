@@ -103,12 +103,14 @@ class _Run:
                 ("preambles_out", exchange.sends),
                 ("preambles_expected", exchange.receives),
             ):
-                for peer, message in transfers:
-                    sender = plan.rank if buffer == "preambles_out" else peer
+                for transfer in transfers:
+                    sender = plan.rank if buffer == "preambles_out" else transfer.peer
+                    nbytes = transfer.nbytes
                     packed = replace(
-                        shared, sender=sender, body_nbytes=message.nbytes, round=number
+                        shared, sender=sender, body_nbytes=nbytes, round=number
                     ).pack()
-                    at = (number * plan.world_size + peer) * wire_preamble.NBYTES
+                    at = number * plan.world_size + transfer.peer
+                    at *= wire_preamble.NBYTES
                     place = Slice(buffer, at, wire_preamble.NBYTES)
                     self.view(place)[:] = bytearray(packed)
 

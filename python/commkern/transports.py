@@ -13,7 +13,8 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,12 +32,21 @@ _TEXT_NBYTES = 16384
 _body_tag = functools.lru_cache(256)(wire.body_tag)  # by the plan's preamble
 
 
+_Works = list[tuple[int, Any]]  # peer and work
+
+
 @dataclass
 class _Posted:
-    """The works of a round, in the order in which they are waited for."""
+    """The works of a round that are yet to be waited for, in that order.
 
-    preambles: list[tuple[int, Any]]
-    messages: list[tuple[int, Any]]
+    gloo waits for ever for a work that it has been waited for before. ``matching`` are
+    the peers whose preamble has come and is the expected one.
+    """
+
+    preambles: _Works = field(default_factory=list)
+    pieces: _Works = field(default_factory=list)
+    sends: _Works = field(default_factory=list)
+    matching: set[int] = field(default_factory=set)
 
 
 class ProcessGroupTransport:
@@ -60,10 +70,16 @@ class ProcessGroupTransport:
         return group
 
     def bind(
-        self, plan: Plan, workspace: Mapping[str, torch.Tensor], step: int
+        self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int
     ) -> _BoundTransport:
-        """The transport of one run of a plan over these workspace tensors."""
-        return _BoundTransport(self, plan, workspace, step)
+        """The transport of one run of a plan over "data" and workspace, as bytes."""
+        bound = _BoundTransport(self, plan, buffers, step)
+        try:
+            bound.post_receives()
+        except BaseException as error:
+            bound.abort(error)
+            raise
+        return bound
 
 
 class EndpointTransport:
@@ -80,9 +96,9 @@ class EndpointTransport:
         sent: int = self._alive().bytes_sent
         return sent
 
-    def bind(self, plan: Plan, workspace: Mapping[str, torch.Tensor], step: int) -> Any:
-        """The transport of one run of a plan over these workspace tensors."""
-        return self._alive().bind(plan, workspace, step)
+    def bind(self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int) -> Any:
+        """The transport of one run of a plan over "data" and workspace, as bytes."""
+        return self._alive().bind(plan, buffers, step)
 
     def _alive(self) -> Any:
         endpoint = self._endpoint()
@@ -98,21 +114,28 @@ class _BoundTransport:
         self,
         transport: ProcessGroupTransport,
         plan: Plan,
-        workspace: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
         step: int,
     ) -> None:
         self._transport = transport
         self._connections = connections(transport.group, step)
         self._plan = plan
-        self._workspace = workspace
+        self._buffers = buffers
         self._step = step
         self._next_round = 0  # the first that has not been posted to every peer
         self._reached: set[int] = set()  # the peers that it has been posted to
         self._tag = _body_tag(plan.preamble)
         self._failure: PeerLost | None = None
-        # All receives at once and early: gloo sends at once where the receiver is known
-        # to be ready, and otherwise asks first.
-        self._posted = [self._post_receives(n) for n in range(len(plan.exchanges))]
+        self._lost: set[int] = set()  # peers, as far as this run has found out
+        self._silent: set[int] = set()  # peers that send no bodies that match
+        self._posted = [_Posted() for _ in plan.exchanges]
+
+    def post_receives(self) -> None:
+        """All at once and early: gloo sends at once where the receiver is known to be
+        ready, and otherwise asks first."""
+        for number, exchange in enumerate(self._plan.exchanges):
+            for peer, pieces in exchange.receives:
+                self._post_receive(number, peer, pieces)
 
     def post(self, number: int) -> None:
         """Start every send of a round; the receives are under way since the start."""
@@ -120,52 +143,64 @@ class _BoundTransport:
             raise self._failure
         posted = self._posted[number]
         # Peer by peer, so that a failure can be blamed on one.
-        for peer, message in self._plan.exchanges[number].sends:
+        for peer, pieces in self._plan.exchanges[number].sends:
             head = self._preamble("preambles_out", number, peer)
-            for piece, tag in (
-                (head, wire.PREAMBLE_TAG),
-                (self._view(message), self._tag),
-            ):
-                posted.messages.append((peer, self._send(piece, peer, tag)))
+            posted.sends.append((peer, self._send(head, peer, wire.PREAMBLE_TAG)))
+            for piece in pieces:
+                work = self._send(self._view(piece), peer, self._tag)
+                posted.sends.append((peer, work))
             self._reached.add(peer)
         self._next_round = number + 1
         self._reached.clear()
 
-    def _post_receives(self, number: int) -> _Posted:
-        posted = _Posted([], [])
-        for peer, message in self._plan.exchanges[number].receives:
-            head = self._preamble("preambles_in", number, peer)
-            try:
-                first = self._receive(head, peer, wire.PREAMBLE_TAG)
-                posted.preambles.append((peer, first))
-                second = self._receive(self._view(message), peer, self._tag)
-                posted.messages.append((peer, second))
-            except PeerLost as error:
-                self._failure = self._failure or error
-        return posted
+    def _post_receive(self, number: int, peer: int, pieces: tuple[Slice, ...]) -> None:
+        posted = self._posted[number]
+        head = self._preamble("preambles_in", number, peer)
+        try:
+            work = self._receive(head, peer, wire.PREAMBLE_TAG)
+            posted.preambles.append((peer, work))
+            for piece in pieces:
+                work = self._receive(self._view(piece), peer, self._tag)
+                posted.pieces.append((peer, work))
+        except PeerLost as error:
+            self._failure = self._failure or error
 
     def complete(self, number: int) -> None:
         """Wait for a round: preambles first, and bodies only where they match."""
         posted = self._posted[number]
-        self._check_preambles(posted, number)
-        for peer, work in posted.messages:
-            self._wait(work, peer)
+        self._check_preambles(number)
+        self._wait_for_all(posted.pieces)
+        self._wait_for_all(posted.sends)
 
     def abort(self, error: BaseException) -> None:
-        """Send an error preamble where a peer still waits for one of ours."""
+        """Send an error preamble where a peer still waits for one of ours, then wait
+        until no message moves from or to the user's memory any more."""
         mine = replace(
             wire.unpack(self._plan.preamble), sender=self._plan.rank, step=self._step
         )
         message = torch.frombuffer(
             bytearray(wire.error_preamble(mine)), dtype=torch.uint8
         )
+        self._abandon((self._posted, self._buffers))
         for peer in range(self._plan.world_size):
             if peer == self._plan.rank or not self._awaits(peer):
                 continue
             with contextlib.suppress(CommkernError):
                 work = self._send(message, peer, wire.PREAMBLE_TAG)
                 self._abandon((message, work))
-        self._abandon((self._posted, self._workspace))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """A body follows a preamble that matches, and nothing one that does not. A peer
+        that was sent every preamble may end well, so all that it gets has to leave."""
+        writers = self._plan.writers
+        for number, posted in enumerate(self._posted):
+            self._read_preambles(number, writers - self._silent)
+            arriving = [p for p in posted.pieces if p[0] in writers & posted.matching]
+            leaving = [p for p in posted.sends if not self._awaits(p[0])]
+            for peer, work in (*arriving, *leaving):
+                with contextlib.suppress(CommkernError):
+                    self._wait(work, peer)
 
     def _awaits(self, peer: int) -> bool:
         """Whether a round is left whose preamble has not been sent to this peer."""
@@ -176,7 +211,7 @@ class _BoundTransport:
     # --- pieces -------------------------------------------------------------------
 
     def _view(self, piece: Slice) -> torch.Tensor:
-        return self._workspace[piece.buffer][piece.offset : piece.offset + piece.nbytes]
+        return self._buffers[piece.buffer][piece.offset : piece.offset + piece.nbytes]
 
     def _preamble(self, buffer: str, number: int, peer: int) -> torch.Tensor:
         at = (number * self._plan.world_size + peer) * wire.NBYTES
@@ -202,9 +237,16 @@ class _BoundTransport:
 
     def _wait(self, work: Any, peer: int) -> None:
         try:
-            self._connections.wait(work)
+            self._connections.wait(work, lost=peer in self._lost)
         except RuntimeError as error:
+            self._lost.add(peer)
             raise lost(peer, self._step, error) from error
+
+    def _wait_for_all(self, works: _Works) -> None:
+        while works:
+            peer, work = works[0]
+            self._wait(work, peer)
+            del works[0]
 
     def _abandon(self, held: Any) -> None:
         """Keep works and buffers that can no longer complete until the group goes."""
@@ -212,30 +254,46 @@ class _BoundTransport:
 
     # --- agreement ----------------------------------------------------------------
 
-    def _check_preambles(self, posted: _Posted, number: int) -> None:
+    def _check_preambles(self, number: int) -> None:
         """Raise for a peer that is lost, failed or called with something else."""
-        lost: PeerLost | None = None
-        differing: list[tuple[int, bytes]] = []
-        for peer, work in posted.preambles:
-            try:
-                self._wait(work, peer)
-            except PeerLost as error:
-                lost = lost or error
-                continue
-            received = self._preamble("preambles_in", number, peer)
-            expected = self._preamble("preambles_expected", number, peer)
-            if not torch.equal(received, expected):
-                differing.append((peer, received.numpy().tobytes()))
+        peers = {transfer.peer for transfer in self._plan.exchanges[number].receives}
+        lost, differing = self._read_preambles(number, peers)
         # In rank order, so that no three ranks wait for each other in a circle.
-        errors = [self._explain(*pair, number) for pair in sorted(differing)]
+        errors = [self._explain(peer, number) for peer in sorted(differing)]
         # What this rank found itself says more than that a peer gave up.
         mismatches = [e for e in errors if isinstance(e, MismatchError)]
         for found in (*mismatches, lost, *errors):
             if found is not None:
                 raise found
 
-    def _explain(self, peer: int, received: bytes, number: int) -> CommkernError:
-        expected = self._preamble("preambles_expected", number, peer).numpy().tobytes()
+    def _read_preambles(
+        self, number: int, peers: AbstractSet[int]
+    ) -> tuple[PeerLost | None, list[int]]:
+        """Wait for these peers' preambles: the first loss, and whose differ."""
+        lost: PeerLost | None = None
+        differing: list[int] = []
+        posted = self._posted[number]
+        for peer, work in [p for p in posted.preambles if p[0] in peers]:
+            try:
+                self._wait(work, peer)
+            except PeerLost as error:
+                lost = lost or error
+                continue
+            posted.preambles.remove((peer, work))
+            received = self._preamble("preambles_in", number, peer)
+            expected = self._preamble("preambles_expected", number, peer)
+            if torch.equal(received, expected):
+                posted.matching.add(peer)
+            else:
+                self._silent.add(peer)
+                differing.append(peer)
+        return lost, differing
+
+    def _explain(self, peer: int, number: int) -> CommkernError:
+        expected, received = (
+            self._preamble(buffer, number, peer).numpy().tobytes()
+            for buffer in ("preambles_expected", "preambles_in")
+        )
         return explain(
             expected,
             received,

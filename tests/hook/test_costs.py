@@ -111,13 +111,13 @@ class CountedTransport:
         self._bind = ProcessGroupTransport.bind
         counted = self
 
-        def bind(transport, plan, workspace, step):
-            bound = counted._bind(transport, plan, workspace, step)
+        def bind(transport, plan, buffers, step):
+            bound = counted._bind(transport, plan, buffers, step)
             post, rounds = bound.post, []
             counted.calls.append(rounds)
 
             def counting(number):
-                rounds.append(sum(m.nbytes for _, m in plan.exchanges[number].sends))
+                rounds.append(sum(t.nbytes for t in plan.exchanges[number].sends))
                 post(number)
 
             bound.post = counting

@@ -126,6 +126,12 @@ def test_one_special_value_is_found(compiled: Any, dtype: str, special: float) -
                 compiled, "absmax", nan_view=view, **one, input=data, output=maxima
             )
             assert np.isfinite(found["output"]).tolist() == [True, False, True]
+            parts = [numbers(5, elements, dtype), data]
+            summed = {"parts": parts, "output": np.zeros_like(data), "nonfinite": flags}
+            found = compare(
+                compiled, "sum", **one, **summed, nan_view={"output": dtype}
+            )
+            assert found["nonfinite"].tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -87,8 +87,8 @@ def gather_plan(rank, world_size, numel, *, crc=False, ring=False, **changes):
         }
         steps.append(KernelCall("uncast", uncast))
     exchange = Exchange(
-        tuple(Transfer(peer, outgoing) for peer in targets),
-        tuple(Transfer(peer, part[peer]) for peer in sources),
+        tuple(Transfer(peer, (outgoing,)) for peer in targets),
+        tuple(Transfer(peer, (part[peer],)) for peer in sources),
     )
     return Plan(
         rank=rank,

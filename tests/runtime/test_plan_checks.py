@@ -72,7 +72,7 @@ def test_a_wrong_step_is_refused(step, text):
 
 
 def transfers(*peers):
-    return [(peer, (2, 0, 64)) for peer in peers]
+    return [(peer, [(2, 0, 64)]) for peer in peers]
 
 
 @pytest.mark.parametrize(

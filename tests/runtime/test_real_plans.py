@@ -7,7 +7,7 @@ import pytest
 from tests.runtime.conftest import Way
 from tests.runtime.plans import results
 
-from commkern import runner
+from commkern import plain, runner
 from commkern.compose import Settings, compose
 from commkern.compressors import compressor
 from commkern.layout import Member
@@ -15,6 +15,7 @@ from commkern.plan import FLAGS
 
 SPECS = [
     "identity",
+    "identity in pieces",
     "cast:dtype=bf16",
     "quantize:bits=8",
     "quantize:bits=4,block_size=64,rounding=stochastic",
@@ -23,10 +24,16 @@ SPECS = [
 SIZES = [700, 0, 1, 129, 2048]
 
 
+@pytest.fixture(autouse=True)
+def short_pieces(request, monkeypatch):
+    if request.node.callspec.params.get("spec", "").endswith(" in pieces"):
+        monkeypatch.setattr(plain, "_WORTH_A_PIECE", 256)
+
+
 def members(spec):
     listed, offset = [], 0
     for number, numel in enumerate(SIZES):
-        coder = compressor(spec)
+        coder = compressor(spec.removesuffix(" in pieces"))
         listed.append(Member(f"w{number}", numel, offset, coder, offset, number))
         offset += numel
     return tuple(listed)

@@ -30,9 +30,11 @@ def sum(
     output: Any,
     dtype: str,
     scale: float = 1.0,
+    nonfinite: Any = None,
 ) -> None:
     """Write the sum of ``parts`` (``dtype`` elements), in rank order, times ``scale``.
 
+    Sets ``nonfinite[row]`` (uint8) to 1 where it wrote a NaN or an Inf.
     Raises ValueError for dtypes, spans or buffers out of range.
     """
     fmt, rows = format_of(dtype), span_rows(spans)
@@ -40,13 +42,19 @@ def sum(
     for rank, source in enumerate(sources):
         check_elements(f"parts[{rank}]", source, rows, fmt.nbytes)
     check_elements("output", target, rows, fmt.nbytes)
+    flags = buffer_of("nonfinite", nonfinite, writable=True)
+    if nonfinite is not None:
+        check_per_row("nonfinite", flags, rows, 1)
     factor = fmt.compute.type(scale)
-    for row in rows:
+    for index, row in enumerate(rows):
         start, length = int(row["offset"]) * fmt.nbytes, int(row["length"])
         acc = load(sources[0], start, length, fmt, fmt.compute)
         for source in sources[1:]:
             acc = acc + load(source, start, length, fmt, fmt.compute)
         store(target, start, factor * acc, fmt)
+        stored = load(target, start, length, fmt, fmt.compute)
+        if nonfinite is not None and not np.isfinite(stored).all():
+            flags[index] = 1
 
 
 @Kernel

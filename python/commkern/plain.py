@@ -1,0 +1,128 @@
+"""Plain sections: elements that travel as they are.
+
+Their owner sums what arrives and divides for the average, so that it sends the result
+itself. Long spans stay in the data buffer: they are sent from there, summed there, and
+received there, as pieces of their own between those of the message that are written.
+
+An owner's sum can only arrive once this rank's elements have left, so both may share
+their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from commkern.compressors.base import KernelCall
+from commkern.layout import Group
+from commkern.messages import Message, Row
+from commkern.plan import Slice
+from commkern.spans import SpanTable, one_span, span_table
+from commkern.wire.dtypes import NBYTES
+
+#: Bytes from which on a span costs more to copy than to send on its own.
+_WORTH_A_PIECE = 1 << 18
+
+
+def is_plain(group: Group) -> bool:
+    """Whether nothing is coded and nothing held back."""
+    return group.compressor.is_plain and not group.feedback
+
+
+def stays(group: Group, row: Any, dtype: str) -> bool:
+    """Whether a span travels from and is summed in the data buffer."""
+    return is_plain(group) and row["length"] * NBYTES[dtype] >= _WORTH_A_PIECE
+
+
+def split(group: Group, spans: SpanTable, dtype: str) -> tuple[SpanTable, SpanTable]:
+    """Spans that are written to messages, and those that stay in the data buffer."""
+    staying = np.array([stays(group, row, dtype) for row in spans], dtype=bool)
+    return spans[~staying], spans[staying]
+
+
+def pieces(
+    place: Slice, message: Message, groups: Sequence[Group], dtype: str, *, staged: bool
+) -> tuple[Slice, ...]:
+    """The message at ``place`` as both ends cut it.
+
+    All of it is there where it is ``staged``; else long spans are in the data buffer.
+    """
+    cut, at = [], 0
+    for row in _staying(message, groups, dtype):
+        nbytes, body = row["length"] * NBYTES[dtype], row["body"]
+        cut.append(Slice(place.buffer, place.offset + at, body - at))
+        own = Slice("data", row["offset"] * NBYTES[dtype], nbytes)
+        cut.append(Slice(place.buffer, place.offset + body, nbytes) if staged else own)
+        at = body + nbytes
+    cut.append(Slice(place.buffer, place.offset + at, place.nbytes - at))
+    return tuple(piece for piece in cut if piece.nbytes)
+
+
+def _staying(message: Message, groups: Sequence[Group], dtype: str) -> Iterator[Row]:
+    """Spans that stay in the data buffer, in the order of the message."""
+    for number, rows in sorted(message.rows.items()):
+        yield from (row for row in rows if stays(groups[number], row, dtype))
+
+
+def sum_calls(
+    group: Group,
+    rows: Sequence[Row],
+    parts: Sequence[Slice],
+    result: Slice,
+    *,
+    own: int,
+    **fields: Any,
+) -> list[KernelCall]:
+    """The owner's step: ``rows`` of the messages in ``parts``, of which it sent number
+    ``own``, to ``result`` or, where they stay there, to the data buffer.
+
+    ``fields`` are the dtype, the scale and where to flag values that are not finite.
+    """
+    size = NBYTES[fields["dtype"]]
+    written = [row for row in rows if not stays(group, row, fields["dtype"])]
+    spans = span_table(
+        {"offset": row["body"] // size, "length": row["length"]} for row in written
+    )
+    operands = {"spans": spans, "parts": list(parts), "output": result}
+    calls = [KernelCall("sum", fields | operands)] if written else []
+    staying = [row for row in rows if stays(group, row, fields["dtype"])]
+    return calls + [_sum_in_place(row, parts, own, fields, size) for row in staying]
+
+
+def result_calls(
+    group: Group,
+    spans: SpanTable,
+    payload: Slice,
+    output: Slice,
+    *,
+    mine: bool,
+    dtype: str,
+    nonfinite: Slice,
+) -> list[KernelCall]:
+    """What owners made of ``spans``, to the data buffer where it is not there yet.
+
+    In its own (``mine``) an owner has flagged already what is not finite.
+    """
+    written, staying = split(group, spans, dtype)
+    copied = {"payload": payload, "output": output, "nonfinite": nonfinite}
+    types = {"dtype": dtype, "wire_dtype": dtype}
+    calls = []
+    if len(written):
+        calls.append(KernelCall("uncast", {"spans": written} | copied | types))
+    if len(staying) and not mine:
+        looked = {"input": output, "flags": nonfinite, "dtype": dtype}
+        calls.append(KernelCall("nonfinite_check", {"spans": staying} | looked))
+    return calls
+
+
+def _sum_in_place(
+    row: Row, parts: Sequence[Slice], own: int, fields: dict[str, Any], size: int
+) -> KernelCall:
+    nbytes = row["length"] * size
+    here = Slice("data", row["offset"] * size, nbytes)
+    bodies = [Slice(p.buffer, p.offset + row["body"], nbytes) for p in parts]
+    bodies[own] = here
+    operands = {"spans": one_span(row["length"]), "parts": bodies, "output": here}
+    return KernelCall("sum", fields | operands)
