@@ -33,7 +33,10 @@ class ReduceState:
     """Error feedback for `all_reduce` outside DDP, kept by the caller.
 
     Residuals are keyed by the ``name`` given to `all_reduce`; each call is its own step
-    and commits on its own.
+    and commits on its own. Nothing else tells tensors apart: calls with the same name,
+    or with none, share one residual, and what one tensor's call held back is sent with
+    the next call's tensor. Where their shapes or dtypes differ that raises ValueError;
+    where they are alike it cannot be noticed. Give every tensor a name of its own.
 
     Parameters
     ----------
@@ -65,18 +68,25 @@ class ReduceState:
             self._entries[name] = found
         if (found.shape, found.dtype) != (tuple(tensor.shape), tensor.dtype):
             raise ValueError(
-                f"{name!r} had shape {found.shape} and dtype {found.dtype} in this "
-                f"state, got {tuple(tensor.shape)} and {tensor.dtype}"
+                f"{_called(name)} had shape {found.shape} and dtype {found.dtype} in "
+                f"this state, got {tuple(tensor.shape)} and {tensor.dtype}; give each "
+                "tensor a name of its own"
             )
         return found
 
-    def residual(self, name: str) -> torch.Tensor:
-        """A copy of the committed residual of a name, in units of the sum.
+    def residual(self, name: str | None) -> torch.Tensor:
+        """A copy of the committed residual of a name, in units of the sum; None for
+        that of the calls without one.
 
         Raises KeyError for a name that has none.
         """
-        found = self._entries[name]
-        return found.residuals[name].clone().reshape(found.shape)
+        key = checked_name(name)
+        found = self._entries[key]
+        return found.residuals[key].clone().reshape(found.shape)
+
+
+def _called(name: str) -> str:
+    return repr(name) if name else "the tensor without a name"
 
 
 class _Entry:
@@ -121,8 +131,9 @@ def all_reduce(
     compressor : a compressor or its string form, ``"quantize:bits=8"``
     algorithm : "two_shot", or "auto" (two_shot for all compressors there are)
     state : keeps error feedback between calls; without one there is none
-    name : key of the residual in ``state``; needed once it serves two tensors. It also
-        keys the random draws.
+    name : key of the residual in ``state``; needed once it serves two tensors
+        Calls without a name share one residual, whatever tensors they are given; see
+        `ReduceState`. It also keys the random draws.
     seed : of the random draws, equal on all ranks
     deterministic : force the schedule that sums in rank order (two_shot)
 
@@ -137,6 +148,8 @@ def all_reduce(
     data = real_view(tensor)
     check_writable(tensor)
     key = checked_name(name)
+    checked_bool("async_op", async_op)
+    checked_bool("deterministic", deterministic)
     if state is not None and not isinstance(state, ReduceState):
         raise TypeError(f"state must be a ReduceState, got {type(state).__name__}")
     if state is not None:
@@ -148,7 +161,7 @@ def all_reduce(
         algorithm="two_shot" if deterministic else algorithm,
         feedback=str(state.feedback if state else None),
         rollback=state.rollback if state else True,
-        deterministic=checked_bool("deterministic", deterministic),
+        deterministic=deterministic,
         seed=checked_seed(seed),
     )
     entry = state.entry(key, data) if state else None

@@ -79,7 +79,7 @@ def connections(group: dist.ProcessGroup, step: int) -> Connections:
     found = _OPEN.get(group)
     if found is None:
         found = _OPEN[group] = Connections()
-        if dist.get_world_size(group) > 1:
+        if group.size() > 1:
             _open(group, found, step)
     return found
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from commkern import runner
-from commkern.arrays import Bytes, as_bytes
+from commkern.arrays import Bytes, as_bytes, byte_view
 from commkern.compose import Settings, compose
 from commkern.errors import CommkernError, NonFiniteError
 from commkern.layout import Member
@@ -210,7 +210,7 @@ class GroupWorker:
             for name in FLAGS:
                 workspace.arrays[name].fill(0)
             buffers = _external(data, residuals, estimates) | workspace.arrays
-            sendable = workspace.tensors | {"data": torch.from_numpy(buffers["data"])}
+            sendable = workspace.tensors | {"data": byte_view(data)}
             sent = self.transport.bytes_sent
             started = time.perf_counter_ns()
             bound = self.transport.bind(plan, sendable, step)

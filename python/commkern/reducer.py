@@ -84,6 +84,12 @@ class Reducer:
         if self.delay is not None:
             self.delay.wait()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory kept for the parameters between two steps."""
+        self.wait()
+        return self.stores.nbytes + (self.delay.nbytes if self.delay else 0)
+
     # --- a bucket -----------------------------------------------------------------
 
     def submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -241,7 +247,9 @@ class Reducer:
 
     def _note(self, plan: Plan, outcome: Outcome) -> None:
         rows = plan.residual_rows[outcome.touched]
-        self._touched.update(rows[rows >= 0].tolist())
+        written = set(rows[rows >= 0].tolist())
+        self._touched |= written
+        self.stores.note(plan.members, written)
         self._finite &= outcome.finite
 
     def _close_step(self, step: int, backward: Backward) -> None:

@@ -138,7 +138,7 @@ def second_group(
     is left in ``held``.
     """
     tell_all(group, b"", step, held)
-    builder = Builder(dist.get_rank(group), dist.get_world_size(group), limit)
+    builder = Builder(group.rank(), group.size(), limit)
     builder.start()
     try:
         while True:
@@ -163,7 +163,7 @@ def tell_all(
     group: dist.ProcessGroup, said: bytes, step: int, held: list[Any]
 ) -> list[bytes]:
     """Send some bytes to every rank; what each rank sent, in rank order."""
-    sizes = [_SIZE.size] * dist.get_world_size(group)
+    sizes = [_SIZE.size] * group.size()
     size = _SIZE.pack(len(said))
     told = _exchange(group, size, sizes, _SIZE_TAG, step, held)
     sizes = [_SIZE.unpack(size)[0] for size in told]
@@ -202,7 +202,7 @@ def _exchange(
     held: list[Any],
 ) -> list[bytes]:
     """One message to every rank, and from each one of the size that is known."""
-    rank = dist.get_rank(group)
+    rank = group.rank()
     told = torch.frombuffer(bytearray(said or b"\0"), dtype=torch.uint8)[: len(said)]
     heard = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
     heard[rank] = told
