@@ -209,8 +209,9 @@ class GroupWorker:
             workspace = self._workspace.views(plan)
             for name in FLAGS:
                 workspace.arrays[name].fill(0)
-            buffers = _external(data, residuals, estimates) | workspace.arrays
             sendable = workspace.tensors | {"data": byte_view(data)}
+            buffers = _external(sendable["data"], residuals, estimates)
+            buffers |= workspace.arrays
             sent = self.transport.bytes_sent
             started = time.perf_counter_ns()
             bound = self.transport.bind(plan, sendable, step)
@@ -247,8 +248,8 @@ def _without_frames(error: Exception) -> Exception:
 
 
 def _external(data: torch.Tensor, *stores: ResidualStore | None) -> dict[str, Bytes]:
-    """The buffers that the caller owns."""
-    owned = [as_bytes(data)]
+    """The buffers that the caller owns; ``data`` are bytes."""
+    owned = [data.numpy()]
     for store in stores:
         if store is None:
             owned += [_NOTHING] * 3
