@@ -42,12 +42,14 @@ def check_module(module: Any) -> None:
             raise TypeError(f"module holds a {type(part).__name__}; {_FSDP}")
     ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
-        _check_ddp(module)
+        check_ddp(module)
         module = module.module
     _check_embeddings(module, ignored)
 
 
-def _check_ddp(ddp: DistributedDataParallel) -> None:
+def check_ddp(ddp: DistributedDataParallel) -> None:
+    """Raise TypeError or ValueError for a DDP module in a mode that the hook does not
+    serve."""
     if getattr(ddp, "_use_python_reducer", False):
         raise TypeError(_PYTHON_REDUCER)
     if getattr(ddp, "skip_all_reduce_unused_params", False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -55,6 +55,7 @@ class Reducer:
         self.stats = StepStats()
         self.timeline = Timeline()
         self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
+        self.before_first: Callable[[GroupWorker, Sequence[Any]], None] | None = None
         self.sampler = Sampler(sample_every)
         self.step = 0
         self._settings = settings
@@ -74,6 +75,7 @@ class Reducer:
         """Go on in another group."""
         self.wait()
         self.worker = worker
+        self.before_first = None
         self.plans.clear()
         self.begin_step()
         if self.delay is not None:
@@ -112,6 +114,9 @@ class Reducer:
     ) -> tuple[Future[torch.Tensor], Callable[[], None] | None]:
         """The job whose end DDP is to wait for, and what writes its results into the
         bucket, if it does not itself."""
+        if self.before_first is not None:
+            self.before_first(self.worker, bucket.parameters())
+            self.before_first = None
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
         number, last = bucket.index(), bucket.is_last()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from commkern.inputs import (
     real_view,
 )
 from commkern.ledger import check_countable
+from commkern.owner import check_owner
 from commkern.per_rank import PerRank
 from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
@@ -47,7 +50,10 @@ class CompressionState:
 
     Parameters
     ----------
-    process_group : the group of the DDP module; None is the default group
+    process_group : the group of the DDP module
+        None is the group of ``module`` where that is a DDP module, and the default
+        group where it is not. Other ranks than those of DDP's group are refused, in the
+        first backward pass where ``module`` is the bare model.
     compressor : a compressor or its string form, or one for each parameter
         A dict or list of pairs (pattern of names, compressor), of which the first that
         matches counts, or a callable ``(name, parameter) -> compressor``. "auto", or
@@ -175,6 +181,8 @@ class CompressionState:
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
         )
+        if not isinstance(module, DistributedDataParallel):
+            self.reducer.before_first = partial(check_owner, weakref.ref(self))
         if isinstance(choice, auto.AutoChoice):
             self.reducer.after_step = choice.after
         self.reducer.plans.reserve({name: sizes[name] for name in trains})
