@@ -158,6 +158,7 @@ class CompressionState:
             check_feedback(coder, self.feedback)
             resolve(algorithm, coder.aggregation)
             coder.check_world_size(runs.world_size)
+        units = Units(grad_scaler, learning_rate)
         settings = Settings(
             op="avg",
             algorithm="two_shot" if deterministic else algorithm,
@@ -166,7 +167,7 @@ class CompressionState:
             rollback=rollback,
             deterministic=deterministic,
             seed=checked_seed(seed),
-            policy=f"{self._policy} delayed={delayed}",
+            policy=f"{self._policy} delayed={delayed} {units}",
         )
         sizes = {name: real_numel(p) for name, p in parameters.items()}
         trains = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -177,7 +178,7 @@ class CompressionState:
             self._policy,
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger),
-            Units(grad_scaler, learning_rate),
+            units,
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
         )

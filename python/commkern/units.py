@@ -39,6 +39,11 @@ class Units:
         self._learning_rate = learning_rate
         self.current = Reading(1.0, None)
 
+    def __str__(self) -> str:
+        """Which are followed; what they read changes from step to step."""
+        scaled, rated = self._grad_scaler is not None, self._learning_rate is not None
+        return f"grad_scaler={scaled} learning_rate={rated}"
+
     def read(self) -> Reading:
         """The units of the step that begins, called on the thread of backward().
 

@@ -28,6 +28,13 @@ SETTINGS = {
     "non-finite values": ({}, {"nonfinite": "saturate"}, "settings"),
     "feedback": ({}, {"feedback": None}, "settings"),
     "roll-back": ({}, {"rollback": False}, "settings"),
+    "loss scale": ({}, {"grad_scaler": torch.amp.GradScaler("cpu")}, "settings"),
+    "learning rate": ({"learning_rate": lambda: 0.1}, {}, "settings"),
+}
+TOLD = {
+    "bits": ("bits=8", "bits=4"),
+    "loss scale": ("grad_scaler=True", "grad_scaler=False"),
+    "learning rate": ("learning_rate=True", "learning_rate=False"),
 }
 MODELS = {
     "shapes": (
@@ -65,8 +72,8 @@ def test_other_settings_are_named_on_both_ranks(ranks, what):
     texts = ranks.run(2, other_settings, what, group_timeout_s=10)
     for rank, text in enumerate(texts):
         assert f"rank {1 - rank} differs in {SETTINGS[what][2]}" in text
-    if what == "bits":
-        assert all("bits=8" in text and "bits=4" in text for text in texts)
+    if what in TOLD:
+        assert all(part in text for text in texts for part in TOLD[what])
 
 
 def other_model(rank, world_size, what):
