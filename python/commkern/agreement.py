@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
-from os.path import commonprefix
+from itertools import takewhile, zip_longest
 
 from commkern.errors import CommkernError, MismatchError, PeerFailed
 from commkern.layout import Member
@@ -73,7 +72,10 @@ def _first_difference(mine: str, theirs: str) -> tuple[str, str]:
     pairs = zip_longest(mine.split(";"), theirs.split(";"), fillvalue="nothing")
     here, there = next(((a, b) for a, b in pairs if a != b), (mine, theirs))
     if max(len(here), len(there)) > _SHOWN:  # leave out whole words that are alike
-        same = commonprefix([here, there])
+        letters = zip(here, there, strict=False)
+        same = "".join(
+            a for a, _ in takewhile(lambda pair: pair[0] == pair[1], letters)
+        )
         begin = max(same.rfind(","), same.rfind(" ")) + 1
         here, there = here[begin:], there[begin:]
     return here[:_SHOWN], there[:_SHOWN]
