@@ -17,7 +17,7 @@ from commkern.admission import check_module, plain_name, unwrapped
 from commkern.advice import CANDIDATES, Advice
 from commkern.assignment import Choice, PerParameter
 from commkern.compose import NONFINITE, Settings
-from commkern.compressors import Compressor
+from commkern.compressors import Compressor, Identity
 from commkern.delayed import Delay
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
@@ -33,6 +33,7 @@ from commkern.inputs import (
     real_numel,
     real_view,
 )
+from commkern.layout import Member, check_names
 from commkern.ledger import check_countable
 from commkern.owner import check_owner
 from commkern.per_rank import PerRank
@@ -419,7 +420,7 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
 
 def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
-    reduced."""
+    reduced, ValueError for names that random draws cannot tell apart."""
     ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
         module = module.module
@@ -430,4 +431,5 @@ def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         if parameter.requires_grad:
             real_view(parameter)
         named[plain_name(name)] = parameter
+    check_names([Member(name, 0, 0, Identity()) for name in named])
     return named

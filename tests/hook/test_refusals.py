@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
 import torch
+from tests.hook.given import Given
+from tests.test_compose import collide
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -114,6 +117,27 @@ def test_a_torch_that_hands_out_half_of_a_complex_gradient_is_refused():
     text = refusal(lambda: plans.sizes(parameters, torch.ones(8)))
     assert "14 real numbers" in text
     assert "8 of dtype torch.float32" in text
+
+
+# --- names ----------------------------------------------------------------------------
+
+
+def colliding_names(rank, world_size):
+    """In buckets of their own, so that no plan holds both; also in `bind`."""
+    first, second = "parameter", collide("parameter", "another/")
+    values = {first: torch.ones(64, 64), second: torch.ones(64, 64)}
+    settings = {"bucket_cap_mb": 0.001, "find_unused_parameters": True}
+    ddp = DistributedDataParallel(Given(values), **settings)
+    texts = [refusal(lambda: ck.register(ddp, "quantize:bits=4"), ValueError)]
+    copied = copy.deepcopy(ck.CompressionState(module=nn.Linear(8, 8)))
+    texts.append(refusal(lambda: copied.bind(ddp), ValueError))
+    assert all(repr(first) in text and repr(second) in text for text in texts)
+    return texts
+
+
+def test_names_of_one_checksum_are_refused_at_registration(ranks):
+    for texts in ranks.run(2, colliding_names):
+        assert all("have the same CRC-32C" in text for text in texts)
 
 
 # --- FSDP -----------------------------------------------------------------------------
