@@ -17,6 +17,7 @@ from commkern.delivery import Backward, deliver
 from commkern.dtypes import dtype_name
 from commkern.errors import NonFiniteError
 from commkern.groups import GroupWorker, Outcome
+from commkern.input_guard import InputGuard
 from commkern.inputs import real_view
 from commkern.plan import Plan
 from commkern.policy import Policy
@@ -47,6 +48,7 @@ class Reducer:
         *,
         delay: Delay | None = None,
         sample_every: int = 0,
+        check_inputs: bool = False,
     ) -> None:
         self.worker = worker
         self.stores = stores
@@ -60,6 +62,7 @@ class Reducer:
         self.step = 0
         self._settings = settings
         self._policy = policy
+        self._check_inputs = check_inputs
         self._watch = Watch()
         self._backward = Backward()  # of the newest step, as is
         self._scale = 1.0  # its loss scale
@@ -125,6 +128,10 @@ class Reducer:
             units = self.units.read()
             self._scale = units.loss_scale or self.units.current.loss_scale
         backward, submitted = self._backward, self.timeline.clock()
+        at_once = self.delay is None or not self._policy.has_begun(step)
+        guard = None
+        if self._check_inputs and at_once:
+            guard = InputGuard(buffer, sizes, bucket.parameters())
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
             with self.worker.or_tell(step):
@@ -133,12 +140,15 @@ class Reducer:
                     self._named(number, sizes, step),
                 ):
                     self._run(sizes, gradients, step, units, submitted)
+                    if guard is not None:
+                        guard.settle()
                 if last:
                     self._close_step(step, backward)
             return gradients
 
-        if self.delay is None or not self._policy.has_begun(step):
-            return self.worker.submit(lambda: reduce(buffer)), None
+        if self.delay is None or at_once:
+            given = buffer if guard is None else guard.copy
+            return self.worker.submit(lambda: reduce(given)), None
         return self.delay.trade(
             self.worker.submit, reduce, buffer, sizes, scale=self._scale, last=last
         )

@@ -97,6 +97,10 @@ class CompressionState:
     sample_every : int
         In every so many steps, measure what compressing loses of each parameter; shown
         by `stats`. 0 never does. Need not be equal on all ranks.
+    check_inputs : bool
+        For debugging: raise CommkernError, naming the parameters, where somebody writes
+        into gradients while they are reduced. Costs a copy and four passes. Nothing to
+        find with ``delayed``, which copies. Need not be equal on all ranks.
 
     Raises ValueError and TypeError, with both values, for what makes no sense.
     """
@@ -125,6 +129,7 @@ class CompressionState:
         learning_rate: Callable[[], float] | None = None,
         ledger: bool = False,
         sample_every: int = 0,
+        check_inputs: bool = False,
     ) -> None:
         self.feedback = read_feedback(feedback)
         switches = {
@@ -132,6 +137,7 @@ class CompressionState:
             "deterministic": deterministic,
             "delayed": delayed,
             "ledger": ledger,
+            "check_inputs": check_inputs,
         }
         _check_switches(self.feedback, nonfinite, learning_rate, **switches)
         module = unwrapped(module)
@@ -182,6 +188,7 @@ class CompressionState:
             units,
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
+            check_inputs=check_inputs,
         )
         if not isinstance(module, DistributedDataParallel):
             self.reducer.before_first = partial(check_owner, weakref.ref(self))
