@@ -145,7 +145,7 @@ def all_reduce(
     coder = read_compressor(compressor)
     operation = reduce_op(op)
     resolve(algorithm, coder.aggregation)
-    data = real_view(tensor)
+    data = real_view(tensor, coder)
     check_writable(tensor)
     key = checked_name(name)
     checked_bool("async_op", async_op)

@@ -17,13 +17,15 @@ _FROM_TORCH: Final = {
 _TO_TORCH: Final = {name: dtype for dtype, name in _FROM_TORCH.items()}
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` to ``"float32"``; TypeError lists what is supported."""
+def dtype_name(dtype: torch.dtype, compressor: object = None) -> str:
+    """``torch.float32`` to ``"float32"``; TypeError names the compressor, if there is
+    one, and lists what is supported."""
     try:
         return _FROM_TORCH[dtype]
     except KeyError:
+        coder = "" if compressor is None else f"compressor {compressor}: "
         raise TypeError(
-            f"dtype {dtype} is not supported; supported: {', '.join(CODES)} "
+            f"{coder}dtype {dtype} is not supported; supported: {', '.join(CODES)} "
             "(complex tensors as pairs of reals)"
         ) from None
 

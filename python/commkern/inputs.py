@@ -24,10 +24,11 @@ def reduce_op(op: Any) -> str:
     raise ValueError(f"op must be ReduceOp.SUM or ReduceOp.AVG, got {op}")
 
 
-def real_view(tensor: Any) -> torch.Tensor:
+def real_view(tensor: Any, compressor: object = None) -> torch.Tensor:
     """A tensor that kernels can work on; complex ones as pairs of reals.
 
-    Raises TypeError for what is not a dense CPU tensor of a supported dtype.
+    Raises TypeError for what is not a dense CPU tensor of a supported dtype, in whose
+    text ``compressor`` is what was to code it.
     """
     given = checked_tensor("tensor", tensor)
     if tensor.layout != torch.strided:
@@ -41,7 +42,7 @@ def real_view(tensor: Any) -> torch.Tensor:
     real = given.detach().resolve_neg()
     if real.is_complex():
         real = torch.view_as_real(real.resolve_conj())
-    dtype_name(real.dtype)
+    dtype_name(real.dtype, compressor)
     return real
 
 

@@ -89,7 +89,7 @@ def compress(
 ) -> Payload:
     """See `Compressor.compress`."""
     checked_bool("crc", crc)
-    real = real_view(tensor).contiguous()
+    real = real_view(tensor, coder).contiguous()
     used, header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
     header = place(replace(header, step=checked_seed(step, "step"), crc=crc))
     data = _destination(out, header.message_nbytes)

@@ -63,6 +63,7 @@ class Reducer:
         self._settings = settings
         self._policy = policy
         self._check_inputs = check_inputs
+        self._dtypes: set[torch.dtype] = set()  # that were looked at
         self._watch = Watch()
         self._backward = Backward()  # of the newest step, as is
         self._scale = 1.0  # its loss scale
@@ -122,6 +123,9 @@ class Reducer:
             self.before_first = None
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
+        if buffer.dtype not in self._dtypes:
+            real_view(buffer, self._compressors(sizes, step))
+            self._dtypes.add(buffer.dtype)
         number, last = bucket.index(), bucket.is_last()
         units = None
         if number == 0:

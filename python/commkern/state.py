@@ -151,7 +151,7 @@ class CompressionState:
             delayed=delayed,
             dense_every=dense_every,
         )
-        parameters = _named_parameters(module)
+        parameters = _named_parameters(module, choice)
         self._parameter_names = list(parameters)
         self._policy = Policy(
             parameters,
@@ -425,7 +425,16 @@ def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
     return own
 
 
-def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _check_parameter(name: str, parameter: torch.Tensor, compressor: object) -> None:
+    try:
+        real_view(parameter, compressor)
+    except TypeError as error:
+        raise TypeError(f"parameter {plain_name(name)!r}: {error}") from None
+
+
+def _named_parameters(
+    module: torch.nn.Module, compressor: object
+) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
     reduced, ValueError for names that random draws cannot tell apart."""
     ignored: set[str] = getattr(module, "parameters_to_ignore", set())
@@ -436,7 +445,7 @@ def _named_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         if name in ignored:
             continue
         if parameter.requires_grad:
-            real_view(parameter)
+            _check_parameter(name, parameter, compressor)
         named[plain_name(name)] = parameter
     check_names([Member(name, 0, 0, Identity()) for name in named])
     return named

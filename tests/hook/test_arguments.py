@@ -67,8 +67,11 @@ class Given:
         return ck.check_sync(**{"module": self.model, field: value})
 
     def backward(self, **settings):
-        """With settings that are wrong only once they are called."""
-        ddp = DistributedDataParallel(torch.nn.Linear(64, 64))
+        """With settings that are wrong only once they are called; in a group of its
+        own, whose later calls would raise the same error."""
+        ddp = DistributedDataParallel(
+            torch.nn.Linear(64, 64), process_group=dist.new_group([0])
+        )
         ck.register(ddp, **settings)
         ddp(torch.ones(1, 64)).sum().backward()
 
@@ -129,6 +132,7 @@ SETTINGS = {
     "learning_rate": NO_CALLABLE,
     "ledger": NO_BOOL,
     "sample_every": ints(),
+    "check_inputs": NO_BOOL,
 }
 SAVED = {
     "format": others(),

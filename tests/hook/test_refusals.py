@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.hook.given import Given
+from tests.hook.models import everything
 from tests.test_compose import collide
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +19,8 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import commkern as ck
 from commkern.bucket_plans import BucketPlans
+
+SPEC = "quantize:bits=4"
 
 
 def refusal(case, *kinds) -> str:
@@ -100,13 +105,64 @@ def test_frozen_integers_are_left_alone(ranks):
 def quarter_precision(rank, world_size):
     model = nn.Module()
     model.w = nn.Parameter(torch.ones(8).to(torch.float8_e4m3fn))
-    return refusal(lambda: ck.CompressionState(module=model))
+    return refusal(lambda: ck.CompressionState(None, SPEC, module=model))
 
 
 def test_a_dtype_that_is_not_supported_is_named_with_those_that_are(ranks):
     for text in ranks.run(2, quarter_precision):
+        assert "parameter 'w'" in text
+        assert f"compressor {SPEC}: dtype" in text
         assert "float8_e4m3fn" in text
         assert "float32, float64, float16, bfloat16" in text
+
+
+class Bucket:
+    """A bucket of one parameter, with a gradient of a dtype that DDP never has."""
+
+    def __init__(self, parameter, dtype):
+        self._parameter, self._dtype = parameter, dtype
+
+    def buffer(self):
+        return torch.ones(self._parameter.numel(), dtype=self._dtype)
+
+    def parameters(self):
+        return [self._parameter]
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return True
+
+
+def other_gradients(rank, world_size, dtypes):
+    """The hook's errors and steps, by compressor and dtype; and of tensors alone."""
+    model = nn.Linear(64, 64, bias=False)
+    found = {}
+    for spec, dtype in itertools.product(everything(), dtypes):
+        feedback = "error" if ck.compressor(spec).supports_feedback else None
+        settings = {"feedback": feedback, "exempt": None}
+        group = dist.new_group([0, 1])  # an error is the group's last word
+        state = ck.CompressionState(group, spec, module=model, **settings)
+        bucket, tensor = Bucket(model.weight, dtype), torch.ones(64, dtype=dtype)
+        texts = [refusal(lambda s=state, b=bucket: ck.compression_hook(s, b))]
+        coder = ck.compressor(spec)
+        texts.append(refusal(lambda c=coder, t=tensor: c.compress(t)))
+        texts.append(refusal(lambda s=spec, t=tensor: ck.all_reduce(t, compressor=s)))
+        found[spec, str(dtype)] = texts, state.step
+    return found
+
+
+def test_a_gradient_of_another_dtype_is_refused_by_every_compressor(ranks):
+    """With names of compressor and dtype and what is supported, in the error's text."""
+    dtypes = (torch.int32, torch.bool)
+    for found in ranks.run(2, other_gradients, dtypes):
+        assert len(found) == len(everything()) * len(dtypes)
+        for (spec, dtype), (texts, step) in found.items():
+            assert step == 0
+            for text in texts:
+                assert f"compressor {ck.compressor(spec)}: dtype {dtype} is" in text
+                assert "float32, float64, float16, bfloat16" in text
 
 
 def test_a_torch_that_hands_out_half_of_a_complex_gradient_is_refused():
