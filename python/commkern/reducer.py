@@ -235,7 +235,7 @@ class Reducer:
         if stores.ledger is not None and given is not None:
             stores.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
-        self._watch.bucket_done(plan, outcome, data, look=sampled)
+        self._watch.bucket_done(plan, outcome, data, step, look=sampled)
         self.stats.add(plan, outcome, self.timeline.clock() - started)
         self.timeline.add(plan, submitted, started, outcome.times)
 

@@ -47,11 +47,14 @@ def registered(
 
 
 class Watch:
-    """Looks at the first run of every plan for signs that compressing goes wrong.
+    """Looks at the first run of every plan for signs that compressing goes wrong, and
+    for results of zeros at each so many steps, too.
 
-    A plan is new after a change of bucket layout or of compressors; steps in between
-    cost nothing. Each warning comes once.
+    A plan is new after a change of bucket layout or of compressors; other steps cost
+    nothing. Each warning comes once.
     """
+
+    every = 128  # steps: so the pass over the results counts little
 
     def __init__(self) -> None:
         self._new: set[Plan] = set()
@@ -74,10 +77,17 @@ class Watch:
         )
 
     def bucket_done(
-        self, plan: Plan, outcome: Outcome, data: torch.Tensor, *, look: bool
+        self,
+        plan: Plan,
+        outcome: Outcome,
+        data: torch.Tensor,
+        step: int,
+        *,
+        look: bool,
     ) -> None:
         """A bucket is reduced; ``look`` where its plan is not new, too."""
-        if plan not in self._new and not look:
+        due = look or plan in self._new or step % self.every == 0
+        if not due or "zeros" in self._told:
             return
         for member, touched in zip(plan.members, outcome.touched, strict=True):
             if not touched or isinstance(member.compressor, Identity):

@@ -97,6 +97,28 @@ def test_warnings_come_once(ranks, spec, settings, texts):
             assert text in log[0]
 
 
+def faded(rank, world_size, first, steps):
+    """Gradients of 1 in the first two steps, and then below a threshold."""
+    with Collected() as log:
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+        state = ck.register(ddp, "twobit:threshold=0.01", feedback=None)
+        for step in range(steps):
+            if step == 2:
+                state.step = first
+            ddp(torch.full((1, 64), 1e-6 if step > 1 else 1.0)).sum().backward()
+            ddp.zero_grad()
+    return log.at("WARNING")
+
+
+@pytest.mark.parametrize(("first", "told"), [(126, True), (129, False)])
+def test_a_compressor_that_drops_everything_later_is_told_of(ranks, first, told):
+    for log in ranks.run(2, faded, first, 6):
+        assert [text.split(" of ")[0] for text in log] == [
+            "the reduced gradient"
+        ] * told
+        assert all("'weight' is all zero, though" in text for text in log)
+
+
 def test_no_handler_means_no_output(ranks):
     handlers = logging.getLogger("commkern").handlers
     assert any(isinstance(h, logging.NullHandler) for h in handlers)
