@@ -66,19 +66,25 @@ def memory(rank, world_size, spec, settings):
         ({"feedback": None, "delayed": True}, 2),
         ({"delayed": True}, 4),
         ({"delayed": True, "feedback": "ef21"}, 6),
+        ({"ledger": True}, 6),
+        ({"ledger": True, "rollback": False}, 5),
+        ({"ledger": True, "delayed": True}, 8),
     ],
     ids=str,
 )
 def test_memory_is_what_is_documented_and_constant(ranks, settings, copies):
     gradients = 4 * DEPTH * WIDTH**2
     # A byte for each parameter of each store: which version is committed.
-    rows = DEPTH * {"ef21": 2, None: 0}.get(settings.get("feedback", "error"), 1)
+    stores = {"ef21": 2, None: 0}.get(settings.get("feedback", "error"), 1)
+    rows = DEPTH * (stores + 3 * settings.get("ledger", False))
+    # One number for each parameter, 128 bytes apart: how much results were rounded.
+    rounding = (8 + 128 * (DEPTH - 1)) * settings.get("ledger", False)
     steady = 1 if "delayed" in settings else 0  # the first result has none before it
     results = ranks.run(2, memory, "quantize:bits=8", settings)
     for own, with_worker, aliases, told in results:
         assert own == [nbytes + rows for nbytes in told]
-        assert set(told[steady:]) == {copies * gradients}
-        assert told[0] == (copies - steady) * gradients
+        assert set(told[steady:]) == {copies * gradients + rounding}
+        assert told[0] == (copies - steady) * gradients + rounding
         assert not any(aliases)
         # One bucket of four layers first, then four of one: scratch shrinks with them.
         scratch = [a - b for a, b in zip(with_worker, own, strict=True)]
