@@ -13,10 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from commkern.admission import plain_name
-from commkern.errors import ReplicasDiffer
+from commkern.errors import CommkernError, ReplicasDiffer
 from commkern.inputs import checked_bool
 
 _DIGEST_NBYTES = 16
+_FAILED = bytes(_DIGEST_NBYTES)  # the digest of a rank that cannot read its tensors
 Entries = dict[str, tuple[str, bytes]]  # name -> (what it is, hash of its bits)
 
 
@@ -50,7 +51,8 @@ def check_sync(
 
     Raises `ReplicasDiffer` on every rank, naming the first tensor that differs and the
     ranks that hold something else than most; TypeError for tensors whose bits cannot be
-    read (quantized, nested); ValueError where this rank is no member of the group.
+    read (quantized, nested), and on the other ranks CommkernError that names the rank
+    that has them; ValueError where this rank is no member of the group.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
@@ -66,15 +68,24 @@ def check_sync(
         raise TypeError(
             f"group must be a process group or None, got {type(group).__name__}"
         )
-    mine = {
-        name: (_kind(tensor), _hash(name, tensor))
-        for name, tensor in _tensors(module, gradients, buffers)
-    }
-    together = hashlib.blake2b(repr(sorted(mine.items())).encode(), digest_size=16)
-    if _all_equal(together.digest(), group):
+    mine: Entries | str
+    digest, failure = _FAILED, None
+    try:
+        mine = {
+            name: (_kind(tensor), _hash(name, tensor))
+            for name, tensor in _tensors(module, gradients, buffers)
+        }
+        together = repr(sorted(mine.items())).encode()
+        digest = hashlib.blake2b(together, digest_size=_DIGEST_NBYTES).digest()
+    except Exception as error:  # noqa: BLE001 - raised once the others know of it
+        mine, failure = f"{type(error).__name__}: {error}", error
+    if _all_equal(digest, group) and failure is None:
         return
     held: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(held, mine, group)
+    if failure is not None:
+        raise failure
+    _raise_failure(held)
     _raise_first_difference(held)
 
 
@@ -155,6 +166,12 @@ def _all_equal(digest: bytes, group: Any) -> bool:
     every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(every, mine, group)
     return all(torch.equal(mine, other) for other in every)
+
+
+def _raise_failure(held: list[Entries | str]) -> None:
+    for rank, told in enumerate(held):
+        if isinstance(told, str):
+            raise CommkernError(f"check_sync failed on rank {rank}: {told}")
 
 
 def _raise_first_difference(held: list[Entries]) -> None:

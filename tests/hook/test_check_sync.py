@@ -257,6 +257,26 @@ def test_what_is_left_out_and_what_is_refused(ranks):
         assert lazy is None
 
 
+def unreadable_on_one(rank, world_size):
+    model = torch.nn.Linear(2, 2)
+    model.weight.data.fill_(1.0)
+    model.bias.data.fill_(1.0)
+    model.register_buffer("odd", torch.ones(3).to_mkldnn() if rank else torch.ones(3))
+    with pytest.raises((TypeError, ck.CommkernError)) as caught:
+        ck.check_sync(model)
+    model.odd = torch.ones(3)
+    return type(caught.value).__name__, str(caught.value), verdict(model)
+
+
+def test_tensors_that_one_rank_cannot_read_end_the_check_on_every_rank(ranks):
+    told, other, own = ranks.run(3, unreadable_on_one, group_timeout_s=10)
+    assert (told[0], own[0]) == ("CommkernError", "TypeError")
+    assert own[1] in told[1]
+    assert "rank 1: TypeError" in told[1]
+    assert other[0] == "TypeError"
+    assert told[2] is own[2] is other[2] is None
+
+
 def traffic(rank, world_size):
     """Collectives and their bytes, where ranks agree."""
     model = torch.nn.Linear(300, 300)
