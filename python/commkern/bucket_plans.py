@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from commkern.plan import Plan
 from commkern.policy import Policy
 from commkern.stores import Stores
 from commkern.watch import Watch
+from commkern.wire.message import align
 
 _PLANS_KEPT = 256
 _IDENTITY = Identity()
@@ -127,9 +129,16 @@ class BucketPlans:
     def _members(
         self, sizes: Mapping[str, int], step: int, owing: _Layout = ()
     ) -> list[Member]:
-        members, offset = [], 0
+        members, offset, place = [], 0, 0
         for name, size in sizes.items():
-            members.append(self._member(name, size, offset, step, name in owing))
+            made = self._member(name, size, offset, step, name in owing)
+            if (
+                self._stores.residuals.dtype != torch.float32
+                and made.residual is not None
+            ):
+                made = replace(made, residual=place)  # in a copy of this bucket's alone
+                place = align(place + size, 16)
+            members.append(made)
             offset += size
         return members
 

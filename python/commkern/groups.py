@@ -26,6 +26,7 @@ from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
 from commkern.residuals import ResidualStore
 from commkern.transports import EndpointTransport, ProcessGroupTransport
+from commkern.widened import Residuals
 from commkern.workspace import Movable, Workspace
 
 _PLANS_KEPT = 256
@@ -161,7 +162,7 @@ class GroupWorker:
         *,
         seed: int,
         step: int,
-        residuals: ResidualStore | None = None,
+        residuals: ResidualStore | Residuals | None = None,
         estimates: ResidualStore | None = None,
     ) -> Outcome:
         """Reduce ``data`` (flat, contiguous) in place; called on the worker's thread.
@@ -212,7 +213,9 @@ def _without_frames(error: Exception) -> Exception:
         return CommkernError(f"an earlier call failed with {error!r}")
 
 
-def _external(data: torch.Tensor, *stores: ResidualStore | None) -> dict[str, Bytes]:
+def _external(
+    data: torch.Tensor, *stores: ResidualStore | Residuals | None
+) -> dict[str, Bytes]:
     """The buffers that the caller owns; ``data`` are bytes."""
     owned = [data.numpy()]
     for store in stores:

@@ -27,6 +27,7 @@ from commkern.stores import Stores
 from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
 from commkern.watch import Watch
+from commkern.widened import widened
 
 _NAMES_SHOWN = 8
 
@@ -123,7 +124,8 @@ class Reducer:
             self.before_first = None
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
-        if buffer.dtype not in self._dtypes:
+        dense = buffer.layout == torch.strided
+        if dense and buffer.dtype not in self._dtypes:
             real_view(buffer, self._compressors(sizes, step))
             self._dtypes.add(buffer.dtype)
         number, last = bucket.index(), bucket.is_last()
@@ -134,7 +136,7 @@ class Reducer:
         backward, submitted = self._backward, self.timeline.clock()
         at_once = self.delay is None or not self._policy.has_begun(step)
         guard = None
-        if self._check_inputs and at_once:
+        if self._check_inputs and at_once and dense:
             guard = InputGuard(buffer, sizes, bucket.parameters())
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
@@ -224,14 +226,15 @@ class Reducer:
         if sampled:
             self.sampler.take(plan, data, stores.residuals, seed=self.seed, step=step)
         given = None if stores.ledger is None else self._counted(data)
-        outcome = self.worker.run(
-            plan,
-            buffer,
-            seed=self.seed,
-            step=step,
-            residuals=stores.residuals,
-            estimates=stores.estimates,
-        )
+        with widened(stores.residuals, plan) as residuals:
+            outcome = self.worker.run(
+                plan,
+                buffer,
+                seed=self.seed,
+                step=step,
+                residuals=residuals,
+                estimates=stores.estimates,
+            )
         if stores.ledger is not None and given is not None:
             stores.ledger.note(plan.members, given, data)
         self._note(plan, outcome)

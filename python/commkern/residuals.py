@@ -83,9 +83,16 @@ class ResidualStore:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """The committed version of a parameter: a flat view."""
-        version = self._versions[int(self.committed[self._rows[name]])]
+        return self.at(name, self.version(name))
+
+    def version(self, name: str) -> int:
+        """Which version of a parameter is committed, 0 or 1."""
+        return int(self.committed[self._rows[name]])
+
+    def at(self, name: str, version: int) -> torch.Tensor:
+        """A version of a parameter: a flat view."""
         start = self._offsets[name]
-        return version[start : start + self._sizes[name]]
+        return self._versions[version][start : start + self._sizes[name]]
 
     def commit(self, rows: Iterable[int]) -> None:
         """Make what the step wrote for these parameters the committed version."""

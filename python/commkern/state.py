@@ -25,6 +25,7 @@ from commkern.forecast import state_advice
 from commkern.groups import worker
 from commkern.inputs import (
     check_feedback,
+    check_narrow,
     check_owing,
     check_rollback,
     checked_bool,
@@ -44,6 +45,7 @@ from commkern.schedules import resolve
 from commkern.stores import Stores
 from commkern.units import Units
 from commkern.watch import registered
+from commkern.widened import DTYPES
 
 
 class CompressionState:
@@ -97,6 +99,10 @@ class CompressionState:
     sample_every : int
         In every so many steps, measure what compressing loses of each parameter; shown
         by `stats`. 0 never does. Need not be equal on all ranks.
+    residual_dtype : "fp32" or "bf16"
+        How residuals are kept between two steps. bf16 is half the memory and loses most
+        of what error feedback is good for, see docs/guarantees. Not with ``ledger`` or
+        EF21.
     check_inputs : bool
         For debugging: raise CommkernError, naming the parameters, where somebody writes
         into gradients while they are reduced. Costs a copy and four passes. Nothing to
@@ -130,6 +136,7 @@ class CompressionState:
         ledger: bool = False,
         sample_every: int = 0,
         check_inputs: bool = False,
+        residual_dtype: str = "fp32",
     ) -> None:
         self.feedback = read_feedback(feedback)
         switches = {
@@ -140,6 +147,7 @@ class CompressionState:
             "check_inputs": check_inputs,
         }
         _check_switches(self.feedback, nonfinite, learning_rate, **switches)
+        check_narrow(self.feedback, residual_dtype, ledger)
         module = unwrapped(module)
         check_module(module)
         runs = worker(_group_of(module, process_group))
@@ -174,8 +182,9 @@ class CompressionState:
             rollback=rollback,
             deterministic=deterministic,
             seed=checked_seed(seed),
-            policy=f"{self._policy} delayed={delayed} {units}",
+            policy=f"{self._policy} delayed={delayed} {units} {residual_dtype=}",
         )
+        dtype = DTYPES[residual_dtype]
         sizes = {name: real_numel(p) for name, p in parameters.items()}
         trains = {name: p for name, p in parameters.items() if p.requires_grad}
         dtypes = {name: p.dtype.to_real() for name, p in trains.items()}
@@ -184,7 +193,7 @@ class CompressionState:
             settings,
             self._policy,
             {id(p): name for name, p in parameters.items()},
-            Stores(self.feedback, rollback=rollback, ledger=ledger),
+            Stores(self.feedback, rollback=rollback, ledger=ledger, dtype=dtype),
             units,
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+import torch
+
 from commkern.feedback import Feedback
 from commkern.gather import mean_over_ranks
 from commkern.groups import GroupWorker
@@ -18,11 +20,16 @@ class Stores:
     the ledger: reserved, committed, scaled and saved together."""
 
     def __init__(
-        self, feedback: Feedback | None, *, rollback: bool, ledger: bool
+        self,
+        feedback: Feedback | None,
+        *,
+        rollback: bool,
+        ledger: bool,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._feeds = feedback is not None
         accumulates = feedback is not None and feedback.accumulates
-        self.residuals = ResidualStore({}, rollback=rollback)
+        self.residuals = ResidualStore({}, rollback=rollback, dtype=dtype)
         self.estimates = ResidualStore({}, rollback=True) if accumulates else None
         self.ledger = Ledger() if ledger else None
         self._held: set[int] = set()  # rows in which errors may wait to be sent

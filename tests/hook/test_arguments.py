@@ -133,6 +133,7 @@ SETTINGS = {
     "ledger": NO_BOOL,
     "sample_every": ints(),
     "check_inputs": NO_BOOL,
+    "residual_dtype": (*others(), torch.bfloat16),
 }
 SAVED = {
     "format": others(),

@@ -66,6 +66,7 @@ def memory(rank, world_size, spec, settings):
         ({"feedback": None, "delayed": True}, 2),
         ({"delayed": True}, 4),
         ({"delayed": True, "feedback": "ef21"}, 6),
+        ({"residual_dtype": "bf16"}, 1),
         ({"ledger": True}, 6),
         ({"ledger": True, "rollback": False}, 5),
         ({"ledger": True, "delayed": True}, 8),

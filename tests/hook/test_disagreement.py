@@ -28,11 +28,13 @@ SETTINGS = {
     "non-finite values": ({}, {"nonfinite": "saturate"}, "settings"),
     "feedback": ({}, {"feedback": None}, "settings"),
     "roll-back": ({}, {"rollback": False}, "settings"),
+    "dtype of residuals": ({}, {"residual_dtype": "bf16"}, "settings"),
     "loss scale": ({}, {"grad_scaler": torch.amp.GradScaler("cpu")}, "settings"),
     "learning rate": ({"learning_rate": lambda: 0.1}, {}, "settings"),
 }
 TOLD = {
     "bits": ("bits=8", "bits=4"),
+    "dtype of residuals": ({}, {"residual_dtype": "bf16"}, "settings"),
     "loss scale": ("grad_scaler=True", "grad_scaler=False"),
     "learning rate": ("learning_rate=True", "learning_rate=False"),
 }
