@@ -34,7 +34,7 @@ SETTINGS = {
 }
 TOLD = {
     "bits": ("bits=8", "bits=4"),
-    "dtype of residuals": ({}, {"residual_dtype": "bf16"}, "settings"),
+    "dtype of residuals": ("residual_dtype='fp32'", "residual_dtype='bf16'"),
     "loss scale": ("grad_scaler=True", "grad_scaler=False"),
     "learning rate": ("learning_rate=True", "learning_rate=False"),
 }
