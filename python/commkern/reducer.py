@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,11 @@ from commkern.groups import GroupWorker, Outcome
 from commkern.inputs import real_view
 from commkern.plan import Plan
 from commkern.policy import Policy
+from commkern.row_tables import flat
 from commkern.sampling import Sampler
+from commkern.sparse import SparseBuckets
 from commkern.stats import StepStats
+from commkern.step_bounds import StepBounds
 from commkern.stores import Stores
 from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
@@ -32,7 +35,8 @@ _NAMES_SHOWN = 8
 class Reducer:
     """Reduces the buckets of one module, and commits or drops each step.
 
-    ``names`` maps the id of a parameter to its name.
+    ``names`` maps the id of a parameter to its name; ``trained`` are those that DDP
+    reduces, ``sparse`` those of which it expects a sparse gradient.
     """
 
     def __init__(
@@ -44,6 +48,8 @@ class Reducer:
         stores: Stores,
         units: Units,
         *,
+        trained: Collection[str],
+        sparse: Collection[str] = (),
         delay: Delay | None = None,
         sample_every: int = 0,
     ) -> None:
@@ -51,6 +57,7 @@ class Reducer:
         self.stores = stores
         self.units = units
         self.delay = delay
+        self.sparse = SparseBuckets(() if delay else sparse, settings)
         self.stats = StepStats()
         self.timeline = Timeline()
         self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
@@ -59,6 +66,7 @@ class Reducer:
         self._settings = settings
         self._policy = policy
         self._watch = Watch()
+        self._bounds = StepBounds(trained)
         self._backward = Backward()  # of the newest step, as is
         self._scale = 1.0  # its loss scale
         self.plans = BucketPlans(names, policy, stores, settings, self._watch)
@@ -92,9 +100,12 @@ class Reducer:
     def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
-        number, last = bucket.index(), bucket.is_last()
+        if buffer.is_sparse:
+            self.sparse.check(sizes, buffer)
+        number = bucket.index()
+        first, last = self._bounds.place(sizes, number, bucket.is_last())
         units = None
-        if number == 0:
+        if first:
             units, self._backward = self.units.read(), Backward()
             self._scale = units.loss_scale or self.units.current.loss_scale
         step, backward = self._step_of(units), self._backward
@@ -154,6 +165,9 @@ class Reducer:
         started = self.timeline.clock()
         if units is not None:
             self._open_step(units)
+        if buffer.is_sparse:
+            self._run_sparse(sizes, buffer, step, submitted, started)
+            return
         data, stores = real_view(buffer), self.stores
         plan, new = self.plans.plan(self.worker, sizes, data.dtype, step)
         sampled = self.sampler.due(step)
@@ -174,6 +188,27 @@ class Reducer:
             stores.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
         self._watch.bucket_done(plan, outcome, data, look=sampled)
+        self.stats.add(plan, outcome, self.timeline.clock() - started)
+        self.timeline.add(plan, submitted, started, outcome.times)
+
+    def _run_sparse(
+        self,
+        names: Iterable[str],
+        buffer: torch.Tensor,
+        step: int,
+        submitted: int,
+        started: int,
+    ) -> None:
+        """Reduce the one gradient of a bucket of DDP's that is sparse."""
+        reduced = self.sparse.reduce(self.worker, names, buffer, step)
+        result, plan, outcome, new = reduced
+        if new:
+            self.timeline.note_extra()
+        if self.stores.ledger is not None:
+            given = self._counted(flat(buffer))
+            self.stores.ledger.note(plan.members, given, flat(result))
+        buffer.copy_(result)  # takes new memory: others may share the old one
+        self._note(plan, outcome)
         self.stats.add(plan, outcome, self.timeline.clock() - started)
         self.timeline.add(plan, submitted, started, outcome.times)
 

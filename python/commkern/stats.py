@@ -93,7 +93,8 @@ def write_stats(writer: Any, state: Any, step: int | None = None) -> None:
         raise TypeError(f"state must be a CompressionState, got {state}")
     figures = state.stats()
     own_step, sampled = figures.pop("step"), figures.pop("sampled")
-    del figures["total"]
+    for nested in ("total", "sparse"):
+        figures.pop(nested, None)
     if own_step < 0:
         return
     if sampled is not None and sampled.pop("step") == own_step:
