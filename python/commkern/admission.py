@@ -59,12 +59,6 @@ def _check_ddp(ddp: DistributedDataParallel) -> None:
             f"DistributedDataParallel(mixed_precision={policy}) has a communication "
             "hook of its own, and DDP takes one only; use torch.autocast instead"
         )
-    if getattr(ddp, "skip_all_reduce_unused_params", False):
-        raise ValueError(
-            "DistributedDataParallel(skip_all_reduce_unused_params=True) may not call "
-            "the hook for the last bucket of a step; use find_unused_parameters=True "
-            "alone, or static_graph=True"
-        )
 
 
 def check_call(state: Any, bucket: Any, others: tuple[Any, ...], kind: type) -> None:

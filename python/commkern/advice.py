@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from commkern.compressors import Compressor, Identity
 from commkern.compressors import compressor as read_compressor
+from commkern.inputs import checked_int, checked_number
 from commkern.layout import Member, effective
 from commkern.wire.dtypes import NBYTES
 
@@ -102,15 +103,14 @@ def _check_numbers(
     backward_ms: float,
     latency_ms: float,
 ) -> None:
-    if dtype not in NBYTES:
+    if not isinstance(dtype, str) or dtype not in NBYTES:
         raise ValueError(f"dtype must be one of {sorted(NBYTES)}, got {dtype!r}")
     for name, value, low in (("numel", numel, 0), ("world_size", world_size, 1)):
-        if not isinstance(value, int) or value < low:
-            raise ValueError(f"{name} must be an int, {low} or more, got {value!r}")
-    if not 0 < bandwidth < float("inf"):
+        checked_int(name, value, low)
+    if checked_number("bandwidth", bandwidth) <= 0:
         raise ValueError(f"bandwidth must be bytes/s above 0, got {bandwidth!r}")
     for name, ms in (("backward_ms", backward_ms), ("latency_ms", latency_ms)):
-        if not 0 <= ms < float("inf"):
+        if checked_number(name, ms) < 0:
             raise ValueError(f"{name} must be 0 or more, got {ms!r}")
 
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from commkern.errors import CommkernError, MismatchError, PeerFailed
 from commkern.layout import Member
 from commkern.wire.crc import hash_text
-from commkern.wire.preamble import difference, pack_template
+from commkern.wire.preamble import difference, pack_template, unpack
 
 _SHOWN = 200
 
@@ -47,9 +47,7 @@ def explain(
     found = difference(expected, received)
     assert found is not None, "called for equal preambles"
     if found.field == "error":
-        return PeerFailed(
-            f"rank {peer} gave up in step {step}: {found.theirs}", rank=peer, step=step
-        )
+        return gave_up(peer, unpack(received).step, found.theirs)
     mine, theirs = found.mine, found.theirs
     if found.field in description and exchange_text is not None:
         mine = description[found.field]
@@ -59,6 +57,13 @@ def explain(
         f"{theirs} there, {mine} here",
         rank=peer,
         step=step,
+    )
+
+
+def gave_up(peer: int, step: int, why: str) -> PeerFailed:
+    """The exception where a peer says that it failed, in ``step`` of its own."""
+    return PeerFailed(
+        f"rank {peer} gave up in step {step}: {why}", rank=peer, step=step
     )
 
 

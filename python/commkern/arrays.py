@@ -42,6 +42,12 @@ def as_bytes(buffer: Any) -> Bytes:
 
 
 def _tensor_bytes(tensor: Any) -> Bytes:
+    raw: Bytes = byte_view(tensor).numpy()
+    return raw
+
+
+def byte_view(tensor: Any) -> Any:
+    """As `as_bytes`, for tensors and as a tensor."""
     import torch
 
     if tensor.device.type != "cpu":
@@ -53,5 +59,4 @@ def _tensor_bytes(tensor: Any) -> Bytes:
         )
     # A contiguous tensor of one element may have any stride, which view() refuses.
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
-    raw: Bytes = flat.view(torch.uint8).numpy()
-    return raw
+    return flat.view(torch.uint8)

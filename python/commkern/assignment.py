@@ -61,6 +61,10 @@ def assign(
 
 def _rules(choice: Any) -> tuple[tuple[str, Compressor], ...]:
     pairs = choice.items() if isinstance(choice, Mapping) else choice
+    if not choice:
+        raise ValueError(
+            f"compressor: expected pairs of (pattern, compressor), got {choice!r}"
+        )
     rules = []
     for pair in pairs:
         named = isinstance(pair, (tuple, list)) and len(pair) == 2

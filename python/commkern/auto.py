@@ -16,8 +16,7 @@ from commkern.compressors import compressor as read_compressor
 from commkern.feedback import ErrorFeedback
 from commkern.gather import gather
 from commkern.groups import GroupWorker
-from commkern.inputs import check_feedback, checked_int
-from commkern.step_schedule import checked_number
+from commkern.inputs import check_feedback, checked_int, checked_number
 from commkern.timeline import StepTimes
 
 _LOG = logging.getLogger("commkern")
@@ -111,11 +110,6 @@ class AutoChoice:
         """The compressor of a step."""
         return self._coders[self.phase(step)]
 
-    def flushes(self, step: int) -> bool:
-        """Whether a step is the first dense one for good: what candidates held back
-        has to travel in it."""
-        return self._choice == 0 and step == self._chosen_at
-
     @property
     def choice(self) -> Compressor | None:
         """What was chosen; None while candidates are tried."""
@@ -131,8 +125,6 @@ class AutoChoice:
     def after(self, times: StepTimes, worker: GroupWorker) -> None:
         """Take the times of a finished step; choose, if it was the last of a round and
         rounds enough are behind. On the worker, on every rank after the same step."""
-        if self.flushes(times.step) and not times.committed:
-            self._chosen_at += 1  # what was held back is still here
         if self._choice is not None or times.step < self._first:
             return
         if self._counts(times):

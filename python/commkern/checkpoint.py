@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from commkern import auto
 from commkern.delayed import check_pending, load_pending, saved_pending
 from commkern.gather import mean_over_ranks
 from commkern.groups import GroupWorker
-from commkern.inputs import checked_int
+from commkern.inputs import checked_bool, checked_int, checked_number, checked_seed
 from commkern.residuals import ResidualStore
 from commkern.units import Reading
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 _ANY_RANK = -1
+HELD_BACK = "held_back"
 _SETTINGS = ("compressor", "feedback", "seed")
 _HEADER = ("rank", "world_size", "step", "loss_scale", "learning_rate", *_SETTINGS)
 
@@ -69,21 +69,30 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for key in (key for key, value in merged.items() if isinstance(value, dict)):
         for name, value in merged[key].items():
             try:
-                ranks = [other[key][name].double() for other in by_rank]
-            except KeyError:
+                ranks = [other[key][name] for other in by_rank]
+            except (KeyError, TypeError):
                 raise ValueError(
                     f"{key} of {name!r} is not there on all ranks"
                 ) from None
-            merged[key][name] = torch.stack(ranks).mean(0).to(value.dtype)
+            for other in ranks:
+                _check_tensor(f"{key} of {name!r}", value, other)
+            doubles = [other.double() for other in ranks]
+            merged[key][name] = torch.stack(doubles).mean(0).to(value.dtype)
     return merged | auto.of_all_ranks(merged) | {"rank": _ANY_RANK}
 
 
 def _by_rank(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    if isinstance(states, (Mapping, str)) or not isinstance(states, Iterable):
+        raise TypeError(
+            "states must be a list of the state_dict of each rank, got "
+            f"{type(states).__name__}"
+        )
     listed = list(states)
     if not listed:
         raise ValueError("states of all ranks are needed, got none")
     for saved in listed:
         _check_header(saved)
+        _check_named("residuals", saved.get("residuals"))
     world_size = listed[0]["world_size"]
     got = sorted(saved["rank"] for saved in listed)
     if got != list(range(world_size)):
@@ -107,7 +116,8 @@ def _values(reducer: Reducer) -> dict[str, dict[str, torch.Tensor]]:
 def _header(state: CompressionState) -> dict[str, Any]:
     units = state.reducer.units.current._asdict()
     header = {"format": FORMAT, "step": state.step} | units | _settings(state)
-    return header | auto.saved(state.compressor)
+    held_back = {HELD_BACK: state.reducer.stores.held_back}
+    return header | held_back | auto.saved(state.compressor)
 
 
 def _settings(state: CompressionState) -> dict[str, Any]:
@@ -125,6 +135,8 @@ def load_state_dict(
     state: CompressionState, saved: dict[str, Any], *, strict: bool, reset: bool
 ) -> None:
     """What `CompressionState.load_state_dict` does; nothing changes if it raises."""
+    checked_bool("strict", strict)
+    checked_bool("reset", reset)
     reducer = state.reducer
     _check_header(saved)
     values: dict[str, dict[str, torch.Tensor]] = {}
@@ -145,6 +157,8 @@ def load_state_dict(
     reducer.units.current = Reading(saved["loss_scale"] or 1.0, saved["learning_rate"])
     for key, store in reducer.stores.named().items():
         store.replace(values.get(key, {}))
+    residuals = values.get("residuals", {})
+    reducer.stores.held_back = saved.get(HELD_BACK, residuals) if residuals else ()
     load_pending(reducer.delay, {} if reset else saved)
     if "ledger_given" not in values:
         reducer.stores.restart_ledger()
@@ -183,16 +197,23 @@ def _check_header(saved: Any) -> None:
     missing = [key for key in _HEADER if key not in saved]
     if missing:
         raise ValueError(f"the saved state lacks {missing}")
+    held_back = saved.get(HELD_BACK, [])
+    if not isinstance(held_back, list) or not {str}.issuperset(map(type, held_back)):
+        raise TypeError(
+            f"{HELD_BACK} of the saved state must be a list of names, got {held_back!r}"
+        )
     least = {"step": 0, "rank": _ANY_RANK, "world_size": 1}
     for key, low in least.items():
         checked_int(f"{key} of the saved state", saved[key], low, 2**63)
     for key in ("loss_scale", "learning_rate"):
-        unit = saved[key]
-        number = isinstance(unit, (int, float)) and math.isfinite(unit) and unit >= 0
-        if unit is not None and not number:
-            raise ValueError(
-                f"{key} of the saved state must be None or a number, 0 or more, got "
-                f"{unit!r}"
+        what, unit = f"{key} of the saved state", saved[key]
+        if unit is not None and checked_number(what, unit) < 0:
+            raise ValueError(f"{what} must be None or 0 or more, got {unit!r}")
+    checked_seed(saved["seed"], "seed of the saved state")
+    for key in ("compressor", "feedback"):
+        if not isinstance(saved[key], str):
+            raise TypeError(
+                f"{key} of the saved state must be a string, got {saved[key]!r}"
             )
 
 
@@ -217,9 +238,13 @@ def _check_settings(
             _same(key, mine, saved[key])
 
 
-def _check_store(key: str, store: ResidualStore, saved: Any, *, strict: bool) -> None:
+def _check_named(key: str, saved: Any) -> None:
     if not isinstance(saved, Mapping):
         raise TypeError(f"{key} of the saved state must be a dict, got {saved!r}")
+
+
+def _check_store(key: str, store: ResidualStore, saved: Any, *, strict: bool) -> None:
+    _check_named(key, saved)
     known = set(store.names())
     missing, unexpected = (
         sorted(known - set(saved)),
@@ -247,5 +272,5 @@ def _check_tensor(what: str, mine: torch.Tensor, saved: Any) -> None:
 
 
 def _same(what: str, expected: object, got: object) -> None:
-    if expected != got:
+    if type(expected) is not type(got) or expected != got:
         raise ValueError(f"{what}: this state has {expected!r}, the saved one {got!r}")

@@ -33,7 +33,10 @@ class ReduceState:
     """Error feedback for `all_reduce` outside DDP, kept by the caller.
 
     Residuals are keyed by the ``name`` given to `all_reduce`; each call is its own step
-    and commits on its own.
+    and commits on its own. Nothing else tells tensors apart: calls with the same name,
+    or with none, share one residual, and what one tensor's call held back is sent with
+    the next call's tensor. Where their shapes or dtypes differ that raises ValueError;
+    where they are alike it cannot be noticed. Give every tensor a name of its own.
 
     Parameters
     ----------
@@ -59,35 +62,48 @@ class ReduceState:
         """What is kept for a name; ValueError where shape or dtype differ from it."""
         found = self._entries.get(name)
         if found is None:
-            sizes = {} if self.feedback is None else {name: tensor.numel()}
-            store = ResidualStore(sizes, rollback=self.rollback)
-            found = _Entry(tuple(tensor.shape), tensor.dtype, store)
+            store = ResidualStore({}, rollback=self.rollback)
+            feeds = self.feedback is not None
+            found = _Entry(tuple(tensor.shape), tensor.dtype, store, feeds=feeds)
             self._entries[name] = found
         if (found.shape, found.dtype) != (tuple(tensor.shape), tensor.dtype):
             raise ValueError(
-                f"{name!r} had shape {found.shape} and dtype {found.dtype} in this "
-                f"state, got {tuple(tensor.shape)} and {tensor.dtype}"
+                f"{_called(name)} had shape {found.shape} and dtype {found.dtype} in "
+                f"this state, got {tuple(tensor.shape)} and {tensor.dtype}; give each "
+                "tensor a name of its own"
             )
         return found
 
-    def residual(self, name: str) -> torch.Tensor:
-        """A copy of the committed residual of a name, in units of the sum.
+    def residual(self, name: str | None) -> torch.Tensor:
+        """A copy of the committed residual of a name, in units of the sum; None for
+        that of the calls without one.
 
         Raises KeyError for a name that has none.
         """
-        found = self._entries[name]
-        return found.residuals[name].clone().reshape(found.shape)
+        key = checked_name(name)
+        found = self._entries[key]
+        return found.residuals[key].clone().reshape(found.shape)
+
+
+def _called(name: str) -> str:
+    return repr(name) if name else "the tensor without a name"
 
 
 class _Entry:
-    """Residual and step count of one name."""
+    """Residual (if it ``feeds`` one) and step count of one name."""
 
     def __init__(
-        self, shape: tuple[int, ...], dtype: torch.dtype, residuals: ResidualStore
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        residuals: ResidualStore,
+        *,
+        feeds: bool,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
         self.residuals = residuals
+        self.feeds = feeds
         self.step = 0
 
 
@@ -115,14 +131,16 @@ def all_reduce(
     compressor : a compressor or its string form, ``"quantize:bits=8"``
     algorithm : "two_shot", or "auto" (two_shot for all compressors there are)
     state : keeps error feedback between calls; without one there is none
-    name : key of the residual in ``state``; needed once it serves two tensors. It also
-        keys the random draws.
+    name : key of the residual in ``state``; needed once it serves two tensors
+        Calls without a name share one residual, whatever tensors they are given; see
+        `ReduceState`. It also keys the random draws.
     seed : of the random draws, equal on all ranks
     deterministic : force the schedule that sums in rank order (two_shot)
 
-    Raises ValueError and TypeError for bad arguments before anything is sent,
-    MismatchError where ranks call with different arguments, PeerLost where a rank does
-    not answer, PeerFailed where one reports a failure of its own.
+    Raises ValueError and TypeError for bad arguments before anything is sent (on this
+    rank alone: others are not told), MismatchError where ranks call with different
+    arguments, PeerLost where a rank does not answer, PeerFailed where one reports a
+    failure of its own.
     """
     coder = read_compressor(compressor)
     operation = reduce_op(op)
@@ -130,6 +148,8 @@ def all_reduce(
     data = real_view(tensor)
     check_writable(tensor)
     key = checked_name(name)
+    checked_bool("async_op", async_op)
+    checked_bool("deterministic", deterministic)
     if state is not None and not isinstance(state, ReduceState):
         raise TypeError(f"state must be a ReduceState, got {type(state).__name__}")
     if state is not None:
@@ -141,7 +161,7 @@ def all_reduce(
         algorithm="two_shot" if deterministic else algorithm,
         feedback=str(state.feedback if state else None),
         rollback=state.rollback if state else True,
-        deterministic=checked_bool("deterministic", deterministic),
+        deterministic=deterministic,
         seed=checked_seed(seed),
     )
     entry = state.entry(key, data) if state else None
@@ -170,20 +190,27 @@ class _Job:
         self._data = data
         self._settings = settings
         self._entry = entry
-        residuals = entry.residuals if entry else None
-        fed = residuals is not None and name in residuals
-        self._residuals = residuals if fed else None
-        self._member = Member(name, data.numel(), 0, coder, 0 if fed else None)
+        self._residuals = entry.residuals if entry and entry.feeds else None
+        place = None if self._residuals is None else 0
+        self._member = Member(name, data.numel(), 0, coder, place)
 
     def __call__(self) -> torch.Tensor:
+        step = self._count_step()
+        with self._runs.or_tell(step):
+            return self._reduce(step)
+
+    def _reduce(self, step: int) -> torch.Tensor:
+        member = self._member
+        if self._residuals is not None and member.name not in self._residuals:
+            self._residuals.extend({member.name: member.numel})
         data = self._data.contiguous()
         dtype = dtype_name(data.dtype)
-        plan = self._runs.plan([self._member], dtype, self._settings)
+        plan = self._runs.plan([member], dtype, self._settings)
         outcome = self._runs.run(
             plan,
             data.reshape(-1),
             seed=self._settings.seed,
-            step=self._count_step(),
+            step=step,
             residuals=self._residuals,
         )
         if data.data_ptr() != self._tensor.data_ptr():

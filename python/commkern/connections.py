@@ -13,6 +13,7 @@ directions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 import weakref
@@ -23,9 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commkern.rendezvous import second_group
+from commkern import rendezvous
+from commkern.wire.preamble import PREAMBLE_TAG
 
 _BUILD = timedelta(seconds=60)  # at most: all ranks are there by then
+_LAST_CALL = timedelta(seconds=1)
 
 
 @dataclass(eq=False)
@@ -33,13 +36,15 @@ class Connections:
     """What carries the messages of one group, and what must live as long as it.
 
     ``downward`` is the group for messages to lower ranks, None where the user's group
-    carries them too; ``store`` is where it found its ranks. ``abandoned`` holds works
-    and buffers that can no longer complete.
+    carries them too; ``store`` is where it found its ranks. ``opened`` says whether
+    ranks have agreed on that. ``abandoned`` holds works and buffers that can no longer
+    complete.
     """
 
     downward: Any = None
     timeout: timedelta | None = None
     store: Any = None
+    opened: bool = True
     abandoned: list[Any] = field(default_factory=list)
 
     def carrier(self, group: dist.ProcessGroup, sender: int, receiver: int) -> Any:
@@ -48,12 +53,16 @@ class Connections:
             return group
         return self.downward
 
-    def wait(self, work: Any) -> None:
-        """Wait for a work of either group, at most for the user's time-out."""
+    def wait(self, work: Any, *, lost: bool = False) -> None:
+        """Wait for a work of either group, at most for the user's time-out.
+
+        From a peer that is ``lost`` nothing is expected any more. gloo closes its
+        connections after a time-out, so that no message of the peer's comes later.
+        """
         if self.timeout is None:
             work.wait()
         else:
-            work.wait(self.timeout)
+            work.wait(min(self.timeout, _LAST_CALL) if lost else self.timeout)
 
 
 _OPEN: weakref.WeakKeyDictionary[dist.ProcessGroup, Connections] = (
@@ -65,14 +74,37 @@ def connections(group: dist.ProcessGroup, step: int) -> Connections:
     """The connections of a group, made at first use; every rank calls it then.
 
     Raises PeerLost naming a rank that does not call it within the group's time-out, or
-    that dies.
+    that dies, and PeerFailed for one that fails before it has done so.
     """
     found = _OPEN.get(group)
     if found is None:
         found = _OPEN[group] = Connections()
-        if dist.get_world_size(group) > 1:
+        if group.size() > 1:
             _open(group, found, step)
     return found
+
+
+def give_up(group: dist.ProcessGroup, step: int, error_preamble: torch.Tensor) -> None:
+    """Tell all ranks that this one failed in ``step``: whatever they wait for from it
+    ends with PeerFailed, be it the opening of connections or the next preamble.
+
+    Nothing may be sent to them later. Does not wait.
+    """
+    found = _OPEN.get(group)
+    if found is None and _gloo(group) is None:  # nothing to agree on
+        found = connections(group, step)
+    if found is None:
+        found = _OPEN[group] = Connections(opened=False)
+    if not found.opened:
+        rendezvous.give_up(group, step, found.abandoned)
+        return
+    mine = dist.get_rank(group)
+    for peer in range(dist.get_world_size(group)):
+        if peer != mine:
+            with contextlib.suppress(RuntimeError):  # that rank is gone
+                carrier = found.carrier(group, mine, peer)
+                work = carrier.send([error_preamble], peer, PREAMBLE_TAG)
+                found.abandoned.append((error_preamble, work))
 
 
 def _leave_to_parent() -> None:
@@ -92,7 +124,9 @@ def _open(group: dist.ProcessGroup, mine: Connections, step: int) -> None:
     timeout: timedelta = gloo.options._timeout
     # Whoever fails tells the others, and they have to wait for that.
     limit = min(timeout / 2, _BUILD)
-    built = second_group(group, limit, step, mine.abandoned)
+    mine.opened = False
+    built = rendezvous.second_group(group, limit, step, mine.abandoned)
+    mine.opened = True
     if built.group is not None:
         mine.downward, mine.timeout, mine.store = built.group, timeout, built.box
         return

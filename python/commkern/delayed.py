@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from commkern.errors import NonFiniteError
+
 Submit = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
 
 
@@ -78,6 +80,7 @@ class Delay:
         self._newest: _Flight | None = None
         self._sent: Future[torch.Tensor] | None = None  # the newest job
         self._before = _landed({}, 1.0)
+        self._met = False  # whether the ranks have reduced a step together
 
     def next_step(self, committed: int) -> int:
         """The step that a new backward pass belongs to."""
@@ -89,7 +92,7 @@ class Delay:
     def open_step(self, step: int) -> None:
         """The first bucket of a step comes."""
         if self._newest is not None and self._newest.done is not None:
-            self._before = self._newest
+            self._before, self._met = self._newest, True
         self._newest = _Flight(step)
 
     @property
@@ -111,7 +114,9 @@ class Delay:
         """Send a copy of a bucket on its way.
 
         Returns the job of the step before, and what writes its results into the bucket
-        once it is done.
+        once it is done. In the first step together, the bucket's own job: a rank whose
+        peer waits for no result would otherwise go on alone, to a collective of DDP's
+        that the peer never comes to.
         """
         before, flight = self._before, self._newest
         assert flight is not None
@@ -123,7 +128,16 @@ class Delay:
             flight.done = future
         flight.scale = scale
         bucket = _pieces(buffer, sizes)
-        return before.done, lambda: before.fill(bucket, scale)
+        due = before.done if self._met else _unless_told_later(future)
+        return due, lambda: before.fill(bucket, scale)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the results take: those that are due, and those of the
+        step before until the next one begins."""
+        flights = [flight for flight in (self._newest, self._before) if flight]
+        held = [result for one in flights for result in one.results.values()]
+        return sum(result.nbytes for result in held)
 
     def wait(self) -> None:
         """Until all that was sent on its way is done, well or not."""
@@ -146,7 +160,7 @@ class Delay:
         """Hand out these results next, which hold this loss scale, and forget what is
         on its way."""
         self._newest = None
-        self._before = _landed(results, scale)
+        self._before, self._met = _landed(results, scale), False
 
 
 def _landed(results: Mapping[str, torch.Tensor], scale: float) -> _Flight:
@@ -156,6 +170,21 @@ def _landed(results: Mapping[str, torch.Tensor], scale: float) -> _Flight:
     flight.done = Future()
     flight.done.set_result(torch.zeros(0))
     return flight
+
+
+def _unless_told_later(job: Future[torch.Tensor]) -> Future[torch.Tensor]:
+    """A job, without the failure that belongs to its results."""
+    told: Future[torch.Tensor] = Future()
+
+    def done(_: Future[torch.Tensor]) -> None:
+        error = job.exception()
+        if error is None or isinstance(error, NonFiniteError):
+            told.set_result(torch.zeros(0))
+        else:
+            told.set_exception(error)
+
+    job.add_done_callback(done)
+    return told
 
 
 def _pieces(buffer: torch.Tensor, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:

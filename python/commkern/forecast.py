@@ -146,10 +146,11 @@ def _agreed(
     worker, clock, step = reducer.worker, reducer.timeline.clock, reducer.step
 
     def agree() -> torch.Tensor:
-        gather(worker, [0.0], step)  # makes its plan
-        begin = clock()
-        gather(worker, [0.0], step)
-        return gather(worker, [(clock() - begin) / 1e6, *mine], step)
+        with worker.or_tell(step):
+            gather(worker, [0.0], step)  # makes its plan
+            begin = clock()
+            gather(worker, [0.0], step)
+            return gather(worker, [(clock() - begin) / 1e6, *mine], step)
 
     table = worker.call(agree)
     low, high = table.amin(0).tolist(), table.amax(0).tolist()

@@ -34,8 +34,14 @@ def mean_over_ranks(
     """
     if not tensors:
         return []
-    flat = torch.cat(list(tensors))
-    worker.call(lambda: _reduce(worker, "mean", flat, "avg", step))
+
+    def reduced() -> torch.Tensor:
+        with worker.or_tell(step):
+            flat = torch.cat(list(tensors))
+            _reduce(worker, "mean", flat, "avg", step)
+        return flat
+
+    flat = worker.call(reduced)
     return list(torch.split(flat, [tensor.numel() for tensor in tensors]))
 
 

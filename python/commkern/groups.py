@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,9 +19,9 @@ import torch
 import torch.distributed as dist
 
 from commkern import runner
-from commkern.arrays import Bytes, as_bytes
+from commkern.arrays import Bytes, as_bytes, byte_view
 from commkern.compose import Settings, compose
-from commkern.errors import CommkernError
+from commkern.errors import CommkernError, NonFiniteError
 from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
 from commkern.residuals import ResidualStore
@@ -85,7 +86,8 @@ class GroupWorker:
     the calling thread when their turn has come.
 
     The first failure of a run poisons the group: later calls raise the same error,
-    because messages of the failed run may still be on their way.
+    because messages of the failed run may still be on their way. So does whatever else
+    fails within `or_tell`, because this rank then is behind the others.
     """
 
     def __init__(self, transport: Any) -> None:
@@ -105,7 +107,7 @@ class GroupWorker:
     def count_call(self) -> int:
         """The number of this call on the group: the step of calls without a state.
 
-        Called in turn, once nothing but the exchange can fail: ranks count alike.
+        Called in turn, before anything can fail: ranks count alike.
         """
         self._calls += 1
         return self._calls - 1
@@ -138,6 +140,31 @@ class GroupWorker:
         finally:
             with self._order:
                 self._waiting -= 1
+
+    @contextlib.contextmanager
+    def or_tell(self, step: int) -> Iterator[None]:
+        """In a job: an exception is told to the other ranks, which may be waiting for
+        this one in ``step`` or soon will be, and poisons the group.
+
+        Not a NonFiniteError, which ranks raise alike.
+        """
+        try:
+            yield
+        except NonFiniteError:
+            raise
+        except BaseException as error:
+            self._give_up(error, step)
+            raise
+
+    def _give_up(self, error: BaseException, step: int) -> None:
+        """Poison the group and tell the others, once."""
+        if self._error is not None:
+            return
+        interrupted = CommkernError(f"an earlier call was interrupted by {error!r}")
+        known = error if isinstance(error, Exception) else interrupted
+        self._error = _without_frames(known)
+        with contextlib.suppress(Exception):  # the group may be gone
+            self.transport.give_up(error, step)
 
     def release_scratch(self) -> None:
         """Forget the buffers of plans that ran; the next ones make theirs. Called in
@@ -178,22 +205,21 @@ class GroupWorker:
         that the caller must not commit. ``estimates`` are the running sums of plans
         whose feedback accumulates.
         """
-        workspace = self._workspace.views(plan)
-        for name in FLAGS:
-            workspace.arrays[name].fill(0)
-        buffers = _external(data, residuals, estimates) | workspace.arrays
-        sendable = workspace.tensors | {"data": torch.from_numpy(buffers["data"])}
-        sent = self.transport.bytes_sent
         try:
+            workspace = self._workspace.views(plan)
+            for name in FLAGS:
+                workspace.arrays[name].fill(0)
+            sendable = workspace.tensors | {"data": byte_view(data)}
+            buffers = _external(sendable["data"], residuals, estimates)
+            buffers |= workspace.arrays
+            sent = self.transport.bytes_sent
             started = time.perf_counter_ns()
             bound = self.transport.bind(plan, sendable, step)
             posted_ns = time.perf_counter_ns() - started  # the receives
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)
         except BaseException as error:
-            interrupted = CommkernError(f"an earlier call was interrupted by {error!r}")
-            known = error if isinstance(error, Exception) else interrupted
-            self._error = _without_frames(known)
+            self._give_up(error, step)
             raise
         touched = workspace.arrays["touched"].astype(bool)
         self._clear_untouched(plan, data, touched)
@@ -222,8 +248,8 @@ def _without_frames(error: Exception) -> Exception:
 
 
 def _external(data: torch.Tensor, *stores: ResidualStore | None) -> dict[str, Bytes]:
-    """The buffers that the caller owns."""
-    owned = [as_bytes(data)]
+    """The buffers that the caller owns; ``data`` are bytes."""
+    owned = [data.numpy()]
     for store in stores:
         if store is None:
             owned += [_NOTHING] * 3

@@ -40,8 +40,8 @@ def register(
     ddp = unwrapped(ddp)
     if not isinstance(ddp, DistributedDataParallel):
         raise TypeError(
-            "commkern.register takes a DistributedDataParallel module, got "
-            f"{type(ddp).__name__}; FSDP has another hook contract, which this hook "
+            f"ddp must be a DistributedDataParallel module, got {type(ddp).__name__}; "
+            "FSDP has another hook contract, which this hook "
             "does not serve"
         )
     settings.setdefault("process_group", ddp.process_group)

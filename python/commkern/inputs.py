@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,10 @@ _OPS = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "avg"}
 
 def reduce_op(op: Any) -> str:
     """``ReduceOp.SUM`` or ``AVG`` to its name; ValueError for every other one."""
-    for known, name in _OPS.items():
-        if op == known:
-            return name
+    if isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):  # 0 is equal to SUM
+        for known, name in _OPS.items():
+            if op == known:
+                return name
     raise ValueError(f"op must be ReduceOp.SUM or ReduceOp.AVG, got {op}")
 
 
@@ -28,8 +29,7 @@ def real_view(tensor: Any) -> torch.Tensor:
 
     Raises TypeError for what is not a dense CPU tensor of a supported dtype.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"expected a torch.Tensor, got {type(tensor).__name__}")
+    given = checked_tensor("tensor", tensor)
     if tensor.layout != torch.strided:
         raise TypeError(f"expected a dense (strided) tensor, got {tensor.layout}")
     if tensor.device.type != "cpu":
@@ -38,7 +38,7 @@ def real_view(tensor: Any) -> torch.Tensor:
             "the compiled CUDA module does not hold the kernels of this call "
             "(`commkern doctor` shows what is built)"
         )
-    real = tensor.detach().resolve_neg()
+    real = given.detach().resolve_neg()
     if real.is_complex():
         real = torch.view_as_real(real.resolve_conj())
     dtype_name(real.dtype)
@@ -50,11 +50,12 @@ def real_numel(tensor: torch.Tensor) -> int:
     return tensor.numel() * (2 if tensor.is_complex() else 1)
 
 
-def checked_seed(seed: Any) -> int:
-    """A seed of the random draws: an int of 64 bits, not negative."""
-    if not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise ValueError(f"seed must be an int from 0 to 2**64 - 1, got {seed!r}")
-    return seed
+def checked_seed(seed: Any, what: str = "seed") -> int:
+    """What keys random draws: ValueError for anything but an int of 64 bits, not
+    negative."""
+    if not _is_int(seed) or not 0 <= seed < 2**64:
+        raise ValueError(f"{what} must be an int from 0 to 2**64 - 1, got {seed!r}")
+    return int(seed)
 
 
 def check_writable(tensor: torch.Tensor) -> None:
@@ -112,10 +113,27 @@ def check_owing(feedback: Feedback | None) -> None:
 
 def checked_int(what: str, value: Any, least: int, below: float = math.inf) -> int:
     """ValueError for anything but an int from ``least`` on, and below ``below``."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value < below:
+    if not _is_int(value) or not least <= value < below:
         raise ValueError(f"{what} must be an int, {least} or more, got {value!r}")
     return int(value)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def checked_number(what: str, value: Any) -> float:
+    """An int or a finite float; ValueError for anything else."""
+    if not _is_int(value) and not (isinstance(value, float) and math.isfinite(value)):
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
+    return cast(float, value)
+
+
+def checked_tensor(what: str, value: Any) -> torch.Tensor:
+    """TypeError for anything but a tensor."""
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"{what} must be a torch.Tensor, got {type(value).__name__}")
+    return value
 
 
 def checked_bool(what: str, value: Any) -> bool:

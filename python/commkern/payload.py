@@ -14,7 +14,14 @@ from commkern.compressors import Compressor, Identity, compressor
 from commkern.compressors.base import KernelCall, Operands
 from commkern.dtypes import dtype_name, torch_dtype
 from commkern.errors import PayloadError
-from commkern.inputs import real_view
+from commkern.inputs import (
+    checked_bool,
+    checked_name,
+    checked_number,
+    checked_seed,
+    checked_tensor,
+    real_view,
+)
 from commkern.layout import Member, effective, stages_of
 from commkern.spans import one_span
 from commkern.wire import Descriptor, Header, Section, hash_text, place, validate
@@ -81,13 +88,15 @@ def compress(
     crc: bool = False,
 ) -> Payload:
     """See `Compressor.compress`."""
+    checked_bool("crc", crc)
     real = real_view(tensor).contiguous()
     used, header = _header(coder, _name(tensor.dtype), tuple(tensor.shape))
-    header = place(replace(header, step=_u64("step", step), crc=crc))
+    header = place(replace(header, step=checked_seed(step, "step"), crc=crc))
     data = _destination(out, header.message_nbytes)
     section = header.sections[0]
-    spans = one_span(real.numel(), parameter_id=hash_text(name))
-    on = Operands(spans, dtype_name(real.dtype), _u64("seed", seed), step & 0xFFFFFFFF)
+    spans = one_span(real.numel(), parameter_id=hash_text(checked_name(name)))
+    drawn = {"seed": checked_seed(seed), "step": step & 0xFFFFFFFF}
+    on = Operands(spans, dtype_name(real.dtype), **drawn)
     touched = torch.zeros(1, dtype=torch.uint8)
     flags = {"spans": spans, "input": real, "dtype": on.dtype, "flags": touched}
     body = data[section.offset : section.offset + section.nbytes]
@@ -117,6 +126,8 @@ def decompress_add(
 ) -> torch.Tensor:
     """See `Compressor.decompress_add`."""
     header, descriptor = _read_own(coder, payload)
+    checked_tensor("output", output)
+    checked_number("scale", scale)
     return _decompress(payload.data, header, descriptor, output, scale=scale, add=True)
 
 
@@ -134,15 +145,10 @@ def _header(
     return used, place(Header((section,), (False,), descriptor=descriptor))
 
 
-def _u64(what: str, value: int) -> int:
-    if not isinstance(value, int) or not 0 <= value < 2**64:
-        raise ValueError(f"{what} must be an int from 0 to 2**64 - 1, got {value!r}")
-    return value
-
-
 def _destination(out: torch.Tensor | None, nbytes: int) -> torch.Tensor:
     if out is None:
         return torch.empty(nbytes, dtype=torch.uint8)
+    checked_tensor("out", out)
     if out.dtype != torch.uint8 or out.dim() != 1 or not out.is_contiguous():
         raise ValueError(
             "out must be a contiguous uint8 tensor of one dimension, got "
@@ -190,7 +196,7 @@ def _coder(header: Header, descriptor: Descriptor) -> Compressor:
 def _read_own(coder: Compressor, payload: Payload) -> tuple[Header, Descriptor]:
     if not isinstance(payload, Payload):
         raise TypeError(
-            f"expected a Payload, got {type(payload).__name__} "
+            f"payload must be a Payload, got {type(payload).__name__} "
             "(commkern.payload.decode reads bytes)"
         )
     header, descriptor = _read(payload.data)
@@ -230,6 +236,7 @@ def _output(descriptor: Descriptor, out: torch.Tensor | None) -> torch.Tensor:
     shape, dtype = descriptor.shape, _dtype(descriptor)
     if out is None:
         return torch.empty(shape, dtype=dtype)
+    checked_tensor("output", out)
     if (tuple(out.shape), out.dtype) != (shape, dtype):
         raise ValueError(
             f"output must have shape {shape} and dtype {dtype}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,8 +50,15 @@ class PerRank:
 
         Raises what `CompressionState.load_state_dict` raises.
         """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict must be a dict, got {type(state_dict).__name__}"
+            )
         if self._saved_world_size is None:
-            self._state.load_state_dict(state_dict[_key(dist.get_rank())])
+            mine = _key(dist.get_rank())
+            if mine not in state_dict:
+                raise ValueError(f"state_dict must hold {mine!r}, got {[*state_dict]}")
+            self._state.load_state_dict(state_dict[mine])
         else:
             self._state.load_state_dict(merge_state_dicts(state_dict.values()))
 

@@ -12,7 +12,7 @@ import torch
 from commkern.assignment import assign, check_patterns
 from commkern.auto import AutoChoice
 from commkern.compressors import Compressor, Identity
-from commkern.inputs import checked_int
+from commkern.inputs import checked_int, checked_tensor
 from commkern.step_schedule import FieldSchedules
 
 Predicate = Callable[[str, torch.Tensor], bool]
@@ -25,6 +25,7 @@ def small_or_vector(name: str, parameter: torch.Tensor) -> bool:
 
     Biases and norms matter more than their size, and gain nothing.
     """
+    checked_tensor("parameter", parameter)
     return parameter.dim() <= 1 or parameter.numel() < 1024
 
 
@@ -60,6 +61,7 @@ class Exempt:
 
     def __call__(self, name: str, parameter: torch.Tensor) -> bool:
         """Whether the parameter is exempt."""
+        checked_tensor("parameter", parameter)
         return (
             parameter.dim() <= self.max_dim
             or parameter.numel() < self.min_numel
@@ -131,10 +133,12 @@ class Policy:
 
     def phase(self, step: int) -> Hashable:
         """Equal for two steps in which every parameter has the same compressor."""
+        if self._stays_dense:
+            return "dense"
         if self.is_dense(step):
             return self.has_begun(step)
         if self._auto is not None:
-            return self._auto.phase(step), self._auto.flushes(step)
+            return (self._auto.phase(step),)  # 1 would be True
         return tuple(self._schedule.at(coder, step) for coder in self._distinct)
 
     def compressor(self, name: str, step: int) -> Compressor:
@@ -158,14 +162,25 @@ class Policy:
         return every is not None and (step - self._start_step + 1) % every == 0
 
     def flushes(self, step: int, *, warm_up: bool) -> bool:
-        """Whether a step without compression takes along what was held back.
+        """Whether a step without compression goes through feedback in any case, and so
+        takes along what was held back.
 
         Steps before ``start_step`` do with ``warm_up``: nothing is held back by then,
         but some feedback wants to see the gradient.
         """
-        if self.is_dense(step):
-            return warm_up or self.has_begun(step)
-        return self._auto is not None and self._auto.flushes(step)
+        if self._stays_dense or not self.is_dense(step):
+            return False
+        return warm_up or self.has_begun(step)
+
+    @property
+    def tries(self) -> bool:
+        """Whether compressors are tried: what one holds back, the next one sends."""
+        return self._auto is not None and self._auto.choice is None
+
+    @property
+    def _stays_dense(self) -> bool:
+        """Whether nothing will be compressed any more."""
+        return self._auto is not None and self._auto.choice == _IDENTITY
 
     def is_exempt(self, name: str) -> bool:
         """Whether a parameter is exempt from whatever compressor there is."""

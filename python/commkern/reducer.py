@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +36,8 @@ _NAMES_SHOWN = 8
 class Reducer:
     """Reduces the buckets of one module, and commits or drops each step.
 
-    ``names`` maps the id of a parameter to its name; ``trained`` are those that DDP
-    reduces, ``sparse`` those of which it expects a sparse gradient.
+    ``names`` maps the id of a parameter to its name; ``trained`` are the parameters
+    that DDP reduces, ``sparse`` the names of those with a sparse gradient.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Reducer:
         stores: Stores,
         units: Units,
         *,
-        trained: Collection[str],
+        trained: Collection[torch.Tensor],
         sparse: Collection[str] = (),
         delay: Delay | None = None,
         sample_every: int = 0,
@@ -91,6 +92,12 @@ class Reducer:
         if self.delay is not None:
             self.delay.wait()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory kept for the parameters between two steps."""
+        self.wait()
+        return self.stores.nbytes + (self.delay.nbytes if self.delay else 0)
+
     # --- a bucket -----------------------------------------------------------------
 
     def submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
@@ -98,32 +105,61 @@ class Reducer:
         return profiling.until_done("commkern::bucket", lambda: self._submit(bucket))
 
     def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        first, last = self._bounds.place(bucket)
+        fill = None
+        if first:
+            self._backward = Backward()
+        step = self._step_of(first=first)
+        try:
+            job, fill = self._start(bucket, step, first=first, last=last)
+        except Exception as error:  # noqa: BLE001 - raised in its turn
+            job = self._fail(error, step)
+        return deliver(job, bucket.buffer(), self._backward, fill)
+
+    def _start(
+        self, bucket: Any, step: int, *, first: bool, last: bool
+    ) -> tuple[Future[torch.Tensor], Callable[[], None] | None]:
+        """The job whose end DDP is to wait for, and what writes its results into the
+        bucket, if it does not itself."""
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
         if buffer.is_sparse:
             self.sparse.check(sizes, buffer)
-        number = bucket.index()
-        first, last = self._bounds.place(sizes, number, bucket.is_last())
-        units = None
+        number, units = bucket.index(), None
         if first:
-            units, self._backward = self.units.read(), Backward()
+            units = self.units.read()
             self._scale = units.loss_scale or self.units.current.loss_scale
-        step, backward = self._step_of(units), self._backward
-        submitted = self.timeline.clock()
+        backward, submitted = self._backward, self.timeline.clock()
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
-            with profiling.within("commkern::reduce"), self._named(number, sizes, step):
-                self._run(sizes, gradients, step, units, submitted)
-            if last:
-                self._close_step(step, backward)
+            with self.worker.or_tell(step):
+                with (
+                    profiling.within("commkern::reduce"),
+                    self._named(number, sizes, step),
+                ):
+                    self._run(sizes, gradients, step, units, submitted)
+                if last:
+                    self._close_step(step, backward)
             return gradients
 
         if self.delay is None or not self._policy.has_begun(step):
-            return deliver(self.worker.submit(lambda: reduce(buffer)), buffer, backward)
-        before, fill = self.delay.trade(
+            return self.worker.submit(lambda: reduce(buffer)), None
+        return self.delay.trade(
             self.worker.submit, reduce, buffer, sizes, scale=self._scale, last=last
         )
-        return deliver(before, buffer, backward, fill)
+
+    def _fail(self, error: Exception, step: int) -> Future[torch.Tensor]:
+        """A job that raises the error of a bucket that could not be handed over, behind
+        those of earlier buckets, with which the other ranks still need help.
+
+        So DDP finishes its pass; it refuses another one after an exception of a hook.
+        """
+
+        def fail() -> torch.Tensor:
+            with self.worker.or_tell(step):
+                raise error
+
+        return self.worker.submit(fail)
 
     @contextmanager
     def _named(
@@ -135,21 +171,27 @@ class Reducer:
         except Exception as error:
             add_note = getattr(error, "add_note", None)  # Python 3.10 has no notes
             if add_note is not None and not getattr(error, "__notes__", None):
-                coders = dict.fromkeys(self._policy.compressor(n, step) for n in sizes)
                 names = [*sizes][:_NAMES_SHOWN]
                 more = ", ..." if len(sizes) > len(names) else ""
                 add_note(
                     f"commkern: rank {self.worker.rank}, step {step}, bucket {number}: "
                     f"{', '.join(names)}{more}; "
-                    f"compressors {', '.join(map(str, coders))}"
+                    f"compressors {self._compressors(sizes, step)}"
                 )
             raise
 
-    def _step_of(self, units: Reading | None) -> int:
-        """The step of a bucket that DDP hands over, the first one with ``units``."""
+    def _compressors(self, names: Iterable[str], step: int) -> str:
+        try:
+            coders = dict.fromkeys(self._policy.compressor(n, step) for n in names)
+        except Exception as error:  # noqa: BLE001 - of the user's schedule
+            return f"unknown ({error!r})"
+        return ", ".join(map(str, coders))
+
+    def _step_of(self, *, first: bool) -> int:
+        """The step of a bucket that DDP hands over, the ``first`` of one or not."""
         if self.delay is None:
             return self.step
-        if units is not None:
+        if first:
             self.delay.open_step(self.delay.next_step(self.step))
         return self.delay.step
 
@@ -239,7 +281,9 @@ class Reducer:
 
     def _note(self, plan: Plan, outcome: Outcome) -> None:
         rows = plan.residual_rows[outcome.touched]
-        self._touched.update(rows[rows >= 0].tolist())
+        written = set(rows[rows >= 0].tolist())
+        self._touched |= written
+        self.stores.note(plan.members, written)
         self._finite &= outcome.finite
 
     def _close_step(self, step: int, backward: Backward) -> None:

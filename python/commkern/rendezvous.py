@@ -9,6 +9,7 @@ A rank that dies meanwhile is seen at once.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import threading
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commkern.agreement import gave_up
 from commkern.errors import CommkernError, PeerLost
 from commkern.failure import lost
 from commkern.wire.preamble import PREAMBLE_TAG
@@ -25,6 +27,7 @@ from commkern.wire.preamble import PREAMBLE_TAG
 _SIZE_TAG = PREAMBLE_TAG + 2
 _BODY_TAG = PREAMBLE_TAG + 3
 _SIZE = struct.Struct("<Q")
+_GAVE_UP = 1 << 63  # with the step, in the place of a size
 _ENTRY = struct.Struct("<II")
 _PAUSE_S = 0.005
 BUSY, DONE, FAILED = range(3)
@@ -130,11 +133,12 @@ def second_group(
 
     Returns once every rank's part is ``DONE`` or ``FAILED``, and ``FAILED`` on all if
     on any. gloo waits no longer than ``limit``, once all ranks have called. Raises
-    PeerLost for a rank that does not call within the group's time-out, or dies; what
-    messages that cannot complete then use is left in ``held``.
+    PeerLost for a rank that does not call within the group's time-out, or dies, and
+    PeerFailed for one that calls `give_up`; what messages that cannot complete then use
+    is left in ``held``.
     """
     tell_all(group, b"", step, held)
-    builder = Builder(dist.get_rank(group), dist.get_world_size(group), limit)
+    builder = Builder(group.rank(), group.size(), limit)
     builder.start()
     try:
         while True:
@@ -159,11 +163,34 @@ def tell_all(
     group: dist.ProcessGroup, said: bytes, step: int, held: list[Any]
 ) -> list[bytes]:
     """Send some bytes to every rank; what each rank sent, in rank order."""
-    sizes = [_SIZE.size] * dist.get_world_size(group)
+    sizes = [_SIZE.size] * group.size()
     size = _SIZE.pack(len(said))
     told = _exchange(group, size, sizes, _SIZE_TAG, step, held)
     sizes = [_SIZE.unpack(size)[0] for size in told]
+    for peer, nbytes in enumerate(sizes):
+        if nbytes & _GAVE_UP:
+            raise gave_up(peer, nbytes ^ _GAVE_UP, f"an error on rank {peer}")
     return _exchange(group, said, sizes, _BODY_TAG, step, held)
+
+
+def give_up(group: dist.ProcessGroup, step: int, held: list[Any]) -> None:
+    """Tell every rank that waits for this one in a round that it failed, in ``step``,
+    and take what they say in that round, or they would wait for that.
+
+    Does not wait; what the messages use is left in ``held``.
+    """
+    said = _SIZE.pack(_GAVE_UP | step)
+    for peer in range(dist.get_world_size(group)):
+        if peer == dist.get_rank(group):
+            continue
+        sent, received = (
+            torch.frombuffer(bytearray(said), dtype=torch.uint8) for _ in range(2)
+        )
+        works: list[Any] = []
+        held.append((works, sent, received))
+        with contextlib.suppress(RuntimeError):  # that rank is gone
+            works.append(group.send([sent], peer, _SIZE_TAG))
+            works.append(group.recv([received], peer, _SIZE_TAG))
 
 
 def _exchange(
@@ -175,7 +202,7 @@ def _exchange(
     held: list[Any],
 ) -> list[bytes]:
     """One message to every rank, and from each one of the size that is known."""
-    rank = dist.get_rank(group)
+    rank = group.rank()
     told = torch.frombuffer(bytearray(said or b"\0"), dtype=torch.uint8)[: len(said)]
     heard = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
     heard[rank] = told

@@ -26,6 +26,7 @@ from commkern.inputs import (
     check_owing,
     check_rollback,
     checked_bool,
+    checked_int,
     checked_seed,
     real_numel,
     real_view,
@@ -176,7 +177,7 @@ class CompressionState:
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger),
             Units(grad_scaler, learning_rate),
-            trained=trains,
+            trained=trains.values(),
             sparse=sparse,
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
@@ -211,6 +212,7 @@ class CompressionState:
 
     @step.setter
     def step(self, step: int) -> None:
+        checked_int("step", step, 0, 2**63)
         self.reducer.wait()
         self.reducer.step = step
 
@@ -235,8 +237,9 @@ class CompressionState:
         compression_factor; times in ms: hook_ms, of which compress_ms, wait_ms,
         reduce_ms, decompress_ms and other_ms, furthermore exposed_ms and
         last_bucket_ms; residual_norm (L2 over all parameters, in units of the sum);
-        state_nbytes (memory of all that the state keeps for the parameters: versions of
-        residuals, sums of the ledger).
+        state_nbytes (memory of all that the state keeps for the parameters between two
+        steps: versions of residuals and estimates, sums of the ledger, delayed
+        results).
 
         ``total`` has the sums over all steps, with steps and skipped (those that were
         not committed). ``sampled``, None before there is one, tells of the last step
@@ -248,7 +251,7 @@ class CompressionState:
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
-        memory = {"residual_norm": norm, "state_nbytes": self.reducer.stores.nbytes}
+        memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
         more = {"sampled": self.reducer.sampler.last()}
         more["sparse"] = self.reducer.sparse.last()
         return self.reducer.stats.last() | memory | more
@@ -384,8 +387,7 @@ class CompressionState:
         if self.step > lowest:
             reducer.stores.undo()
             self.step = lowest
-        reducer.stores.estimate_anew(joined, self.step)
-        reducer.stores.restart_ledger()
+        reducer.stores.rejoin(joined, self.step)
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
 

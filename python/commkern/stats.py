@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from commkern.groups import Outcome
+from commkern.inputs import checked_int
 from commkern.plan import Plan
 
 #: Figure of a step -> what the plan's runner calls it.
@@ -85,12 +86,15 @@ def write_stats(writer: Any, state: Any, step: int | None = None) -> None:
 
     What was sampled goes to ``commkern/relative_error/<parameter>`` and
     ``commkern/residual_norm/<parameter>``, at the steps in which it was sampled. Writes
-    nothing before the first step. Raises TypeError for another ``writer`` or ``state``.
+    nothing before the first step. Raises TypeError for another ``writer`` or ``state``,
+    ValueError for a ``step`` that is no int, 0 or more.
     """
     if not callable(getattr(writer, "add_scalar", None)):
         raise TypeError(f"writer must have add_scalar(tag, value, step), got {writer}")
     if not callable(getattr(state, "stats", None)):
         raise TypeError(f"state must be a CompressionState, got {state}")
+    if step is not None:
+        checked_int("step", step, 0)
     figures = state.stats()
     own_step, sampled = figures.pop("step"), figures.pop("sampled")
     for nested in ("total", "sparse"):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commkern.compressors import Compressor
-from commkern.inputs import checked_int
+from commkern.inputs import checked_int, checked_number
 
 Course = Callable[[int], float]
 _STEPS_CHECKED = 4096
@@ -62,7 +62,7 @@ class Steps:
     def __init__(
         self, values: Mapping[int, float] | Iterable[tuple[int, float]]
     ) -> None:
-        pairs = list(values.items() if isinstance(values, Mapping) else values)
+        pairs = _pairs(values)
         known = dict(_pair(pair) for pair in pairs)
         if len(known) != len(pairs):
             raise ValueError(f"a step stands twice in {pairs}")
@@ -79,6 +79,16 @@ class Steps:
         return [first for first, _ in self.values]
 
 
+def _pairs(values: Any) -> list[Any]:
+    if isinstance(values, Mapping):
+        return list(values.items())
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"values of Steps must be a dict or pairs of (step, number), got {values!r}"
+        )
+    return list(values)
+
+
 def _pair(pair: Any) -> tuple[int, float]:
     try:
         step, value = pair
@@ -86,14 +96,6 @@ def _pair(pair: Any) -> tuple[int, float]:
         raise ValueError(f"expected a pair (step, number), got {pair!r}") from None
     step = checked_int("a step", step, 0)
     return step, checked_number(f"the number from step {step} on", value)
-
-
-def checked_number(what: str, value: Any) -> float:
-    """An int or a finite float; ValueError for anything else."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value):
-        raise ValueError(f"{what} must be a finite number, got {value!r}")
-    return typing.cast(float, value)
 
 
 class FieldSchedules:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from commkern.feedback import Feedback
 from commkern.gather import mean_over_ranks
 from commkern.groups import GroupWorker
+from commkern.layout import Member
 from commkern.ledger import Ledger
 from commkern.residuals import ResidualStore
 
@@ -23,6 +25,8 @@ class Stores:
         self.residuals = ResidualStore({}, rollback=rollback)
         self.estimates = ResidualStore({}, rollback=True) if accumulates else None
         self.ledger = Ledger() if ledger else None
+        self._held: set[int] = set()  # rows in which errors may wait to be sent
+        self._flushed: set[int] = set()  # those of them that the open step has sent
 
     def named(self) -> dict[str, ResidualStore]:
         """All stores, by their key in a state_dict."""
@@ -63,8 +67,15 @@ class Stores:
 
     def forget_step(self) -> None:
         """Count nothing of the step that is open."""
+        self._flushed.clear()
         if self.ledger is not None:
             self.ledger.forget_step()
+
+    def note(self, members: Sequence[Member], rows: AbstractSet[int]) -> None:
+        """A bucket of the open step has written these rows."""
+        flushed = rows & {member.row for member in members if member.flush}
+        self._flushed |= flushed
+        self._held |= rows - flushed
 
     def close_step(self, rows: list[int], *, finite: bool) -> None:
         """Make what the step wrote for these rows the committed version, if all of its
@@ -72,6 +83,7 @@ class Stores:
         if finite:
             for store in self._versioned().values():
                 store.commit(rows)
+            self._held -= self._flushed
         if self.ledger is None:
             return
         if finite:
@@ -83,6 +95,30 @@ class Stores:
         """Take the last commit back."""
         for store in self._versioned().values():
             store.undo()
+
+    # --- what was held back: told by what all ranks know, so the same on all ---------
+
+    def holds(self, name: str) -> bool:
+        """Whether a parameter has errors to send, on any rank. Feedback that
+        accumulates never does: its residuals are what was sent."""
+        known = self.estimates is None and name in self.residuals
+        return known and self.residuals.row(name) in self._held
+
+    @property
+    def held_back(self) -> list[str]:
+        """The parameters that have, by name."""
+        names = self.residuals.names()
+        return sorted(names[row] for row in self._held)
+
+    @held_back.setter
+    def held_back(self, names: Iterable[str]) -> None:
+        self._held = {self.residuals.row(n) for n in names if n in self.residuals}
+
+    def rejoin(self, worker: GroupWorker, step: int) -> None:
+        """Go on with other ranks, which may know less of each other. Collective."""
+        self.estimate_anew(worker, step)
+        self.restart_ledger()
+        self.held_back = self.residuals.names()
 
     def restart_ledger(self) -> None:
         """Start the ledger's sums anew from the residuals that there are."""

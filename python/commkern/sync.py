@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from commkern.admission import plain_name
 from commkern.errors import ReplicasDiffer
+from commkern.inputs import checked_bool
 
 _DIGEST_NBYTES = 16
 Entries = dict[str, tuple[str, bytes]]  # name -> (what it is, hash of its bits)
@@ -49,14 +50,22 @@ def check_sync(
 
     Raises `ReplicasDiffer` on every rank, naming the first tensor that differs and the
     ranks that hold something else than most; TypeError for tensors whose bits cannot be
-    read (quantized, nested).
+    read (quantized, nested); ValueError where this rank is no member of the group.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
             f"module must be a torch.nn.Module, got {type(module).__name__}"
         )
+    checked_bool("gradients", gradients)
+    checked_bool("buffers", buffers)
     if group is None and isinstance(module, DistributedDataParallel):
         group = module.process_group
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("this rank is not a member of the group")
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise TypeError(
+            f"group must be a process group or None, got {type(group).__name__}"
+        )
     mine = {
         name: (_kind(tensor), _hash(name, tensor))
         for name, tensor in _tensors(module, gradients, buffers)

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from commkern.agreement import explain
-from commkern.connections import connections
+from commkern.connections import connections, give_up
 from commkern.errors import CommkernError, MismatchError, PeerLost
 from commkern.failure import lost
 from commkern.plan import Plan, Slice
@@ -57,6 +57,7 @@ class ProcessGroupTransport:
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         self.bytes_sent = 0
+        self.gave_up = False
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -81,6 +82,18 @@ class ProcessGroupTransport:
             raise
         return bound
 
+    def give_up(self, error: BaseException, step: int) -> None:
+        """Tell all ranks that this one failed, unless a run has: whatever they wait for
+        next from it ends with PeerFailed. Does not wait."""
+        if not self.gave_up:
+            self.gave_up = True
+            give_up(self.group, step, self.error_preamble(step))
+
+    def error_preamble(self, step: int) -> torch.Tensor:
+        """What a rank that failed sends before a call of which it knows nothing."""
+        mine = wire.Preamble(self.rank, self.world_size, step)
+        return _as_tensor(wire.error_preamble(mine))
+
 
 class EndpointTransport:
     """A rank of a group of threads, held weakly like a process group."""
@@ -100,11 +113,21 @@ class EndpointTransport:
         """The transport of one run of a plan over "data" and workspace, as bytes."""
         return self._alive().bind(plan, buffers, step)
 
+    def give_up(self, error: BaseException, step: int) -> None:
+        """As of `ProcessGroupTransport`; for endpoints that can abort."""
+        abort = getattr(self._alive(), "abort", None)
+        if abort is not None:
+            abort(error)
+
     def _alive(self) -> Any:
         endpoint = self._endpoint()
         if endpoint is None:
             raise CommkernError("the endpoint of this transport is gone")
         return endpoint
+
+
+def _as_tensor(raw: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
 class _BoundTransport:
@@ -126,7 +149,8 @@ class _BoundTransport:
         self._reached: set[int] = set()  # the peers that it has been posted to
         self._tag = _body_tag(plan.preamble)
         self._failure: PeerLost | None = None
-        self._silent: set[int] = set()  # peers that send nothing more that we take
+        self._lost: set[int] = set()  # peers, as far as this run has found out
+        self._silent: set[int] = set()  # peers that send no bodies that match
         self._posted = [_Posted() for _ in plan.exchanges]
 
     def post_receives(self) -> None:
@@ -172,18 +196,20 @@ class _BoundTransport:
         self._wait_for_all(posted.sends)
 
     def abort(self, error: BaseException) -> None:
-        """Send an error preamble where a peer still waits for one of ours, then wait
-        until no message moves from or to the user's memory any more."""
+        """Send an error preamble in the place of the next one, of this call or, where
+        a peer has all of this call's, of a later one; then wait until no message moves
+        from or to the user's memory any more."""
         mine = replace(
             wire.unpack(self._plan.preamble), sender=self._plan.rank, step=self._step
         )
-        message = torch.frombuffer(
-            bytearray(wire.error_preamble(mine)), dtype=torch.uint8
-        )
+        here = _as_tensor(wire.error_preamble(mine))
+        later = self._transport.error_preamble(self._step)
+        self._transport.gave_up = True
         self._abandon((self._posted, self._buffers))
         for peer in range(self._plan.world_size):
-            if peer == self._plan.rank or not self._awaits(peer):
+            if peer == self._plan.rank:
                 continue
+            message = here if self._awaits(peer) else later
             with contextlib.suppress(CommkernError):
                 work = self._send(message, peer, wire.PREAMBLE_TAG)
                 self._abandon((message, work))
@@ -236,8 +262,9 @@ class _BoundTransport:
 
     def _wait(self, work: Any, peer: int) -> None:
         try:
-            self._connections.wait(work)
+            self._connections.wait(work, lost=peer in self._lost)
         except RuntimeError as error:
+            self._lost.add(peer)
             raise lost(peer, self._step, error) from error
 
     def _wait_for_all(self, works: _Works) -> None:
@@ -276,7 +303,6 @@ class _BoundTransport:
                 self._wait(work, peer)
             except PeerLost as error:
                 lost = lost or error
-                self._silent.add(peer)
                 continue
             posted.preambles.remove((peer, work))
             received = self._preamble("preambles_in", number, peer)

@@ -42,24 +42,17 @@ class Units:
     def read(self) -> Reading:
         """The units of the step that begins, called on the thread of backward().
 
-        Raises ValueError for a learning rate that is negative or not finite.
+        Raises ValueError for a scale or a learning rate that is negative or not finite,
+        TypeError for what is no number.
         """
-        scale = self._grad_scaler.get_scale() if self._grad_scaler else 1.0
-        if self._learning_rate is None:
-            return Reading(scale, None)
-        given = self._learning_rate()
-        try:
-            rate = float(given)
-        except (TypeError, ValueError):
-            raise TypeError(
-                f"learning_rate() must return a number, got {given!r} after "
-                f"{self.current.learning_rate}"
-            ) from None
-        if not (math.isfinite(rate) and rate >= 0):
-            raise ValueError(
-                "learning_rate() must return a positive number, or 0, got "
-                f"{rate} after {self.current.learning_rate}"
-            )
+        scale = 1.0
+        rate: float | None = None
+        if self._grad_scaler is not None:
+            given = self._grad_scaler.get_scale()
+            scale = _number("grad_scaler.get_scale()", given, self.current.loss_scale)
+        if self._learning_rate is not None:
+            given = self._learning_rate()
+            rate = _number("learning_rate()", given, self.current.learning_rate)
         return Reading(scale, rate)
 
     def follow(self, new: Reading) -> tuple[float, float]:
@@ -77,6 +70,22 @@ class Units:
             _ratio(self.current.loss_scale, old.loss_scale),
             _ratio(old.learning_rate, self.current.learning_rate),
         )
+
+
+def _number(what: str, given: Any, before: float | None) -> float:
+    try:
+        if isinstance(given, (bool, str)):
+            raise TypeError
+        number = float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise TypeError(
+            f"{what} must return a number, got {given!r} after {before}"
+        ) from None
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(
+            f"{what} must return a positive number, or 0, got {number} after {before}"
+        )
+    return number
 
 
 def _ratio(above: float | None, below: float | None) -> float:

@@ -62,6 +62,26 @@ def test_bad_arguments_are_refused_and_nothing_is_lost(ranks):
     assert "str" in texts["group"]
 
 
+def without_names(rank, world_size):
+    """Calls without a name are one tensor to a state."""
+    state, spec = ck.ReduceState(), "quantize:bits=2"
+    for value in (0.3, 0.4):
+        tensor = torch.linspace(-1, value, 300)
+        ck.all_reduce(tensor, compressor=spec, state=state)
+    with pytest.raises(ValueError, match=r"without a name had shape .* of its own"):
+        ck.all_reduce(torch.ones(4), compressor=spec, state=state)
+    tensor = torch.linspace(-1, 0.3, 300)
+    ck.all_reduce(tensor, compressor=spec, state=state, name="other")
+    return state.residual(None), state.residual("other")
+
+
+def test_a_state_serves_one_tensor_without_a_name(ranks):
+    for unnamed, named in ranks.run(2, without_names):
+        assert unnamed.any()
+        assert named.any()
+        assert not torch.equal(unnamed, named)
+
+
 def interrupted_on_the_way(rank, world_size):
     """An interrupt before a call's own work leaves the group usable."""
     from commkern import groups

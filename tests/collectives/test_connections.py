@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 import warnings
@@ -244,9 +245,9 @@ def interrupted(rank, world_size):
         raise KeyboardInterrupt
 
     if rank == 1:
-        with pytest.raises(ck.PeerLost):
+        with pytest.raises(ck.PeerFailed, match="rank 0 gave up in step 0") as told:
             ck.all_reduce(torch.ones(1000))
-        return None
+        return type(told.value).__name__
     with (
         mock.patch.object(rendezvous.Mailbox, "collect", interrupt),
         pytest.raises(KeyboardInterrupt),
@@ -258,7 +259,37 @@ def interrupted(rank, world_size):
 
 
 def test_an_interrupt_while_connections_open_spends_the_group(ranks):
-    assert ranks.run(2, interrupted, group_timeout_s=4) == ["CommkernError", None]
+    names = ranks.run(2, interrupted, group_timeout_s=60, timeout_s=30)
+    assert names == ["CommkernError", "PeerFailed"]
+
+
+def destroyed(rank, world_size):
+    """Rank 0 destroys the group while connections open on the worker's thread."""
+    group = dist.new_group([0, 1])
+    opening, gone = threading.Event(), threading.Event()
+    tell_all = rendezvous.tell_all
+
+    def telling(*args):
+        told = tell_all(*args)
+        if rank == 0:
+            opening.set()
+            assert gone.wait(20)
+        return told
+
+    tensors = [torch.full((2000,), rank + 1.0) for _ in range(2)]
+    with mock.patch.object(rendezvous, "tell_all", telling):
+        work = ck.all_reduce(tensors[0], group=group, async_op=True)
+        if rank == 0:
+            assert opening.wait(20)
+            dist.destroy_process_group(group)
+            gone.set()
+        work.wait()
+    ck.all_reduce(tensors[1], group=group)
+    return all(torch.equal(t, torch.full((2000,), 3.0)) for t in tensors)
+
+
+def test_a_group_that_is_destroyed_while_connections_open(ranks):
+    assert ranks.run(2, destroyed, group_timeout_s=15, timeout_s=60) == [True, True]
 
 
 def goes_on_without(rank, world_size, name):

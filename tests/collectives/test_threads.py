@@ -49,7 +49,7 @@ def test_all_reduce(kind, world_size, spec):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_large_plain_parts_are_added_from_where_they_lie(world_size, dtype):
+def test_large_plain_parts_are_summed_where_they_lie(world_size, dtype):
     ends = endpoints("compiled", world_size)
     numel = 3 * 2**17 + 77
     inputs = [gradient(rank, numel, dtype) for rank in range(world_size)]
@@ -67,8 +67,9 @@ def test_large_plain_parts_are_added_from_where_they_lie(world_size, dtype):
         str(dtype).removeprefix("torch."),
         Settings(),
     )
-    casts = [s for s in plan.steps if getattr(s, "name", "") == "cast"]
-    assert len(casts) == (world_size > 1)  # of the others' parts
+    names = [getattr(step, "name", "") for step in plan.steps]
+    assert names.count("sum") == 1
+    assert not {"cast", "recast_sum", "uncast"} & set(names)
 
 
 def fed_members(sizes, coder):

@@ -340,16 +340,6 @@ def test_nothing_stays_behind_where_nothing_is_compressed(ranks):
     assert ranks.run(2, held_back_travels) == [("identity", 0.0)] * 2
 
 
-def test_what_was_held_back_travels_once_the_choice_is_dense():
-    choice = AutoChoice(Auto(rounds=3), 0)
-    feed(choice, (5, 5, 5), range(12))
-    assert choice.choice == ck.Identity()
-    assert [step for step in range(20) if choice.flushes(step)] == [9]
-    choice = AutoChoice(Auto(rounds=3), 0)
-    feed(choice, (10, 5, 5), range(12))
-    assert not any(choice.flushes(step) for step in range(20))
-
-
 # --- a real link ----------------------------------------------------------------------
 
 

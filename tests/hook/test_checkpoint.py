@@ -31,7 +31,9 @@ def saved_state(rank, world_size, spec, path):
 def leaves(value):
     if isinstance(value, dict):
         assert all(type(key) is str for key in value)
-        return [leaf for inner in value.values() for leaf in leaves(inner)]
+        value = list(value.values())
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in leaves(inner)]
     return [value]
 
 

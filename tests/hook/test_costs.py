@@ -42,17 +42,18 @@ def memory(rank, world_size, spec, settings):
     torch.manual_seed(0)
     ddp = DistributedDataParallel(Chain(WIDTH, DEPTH), bucket_cap_mb=0.25)
     state = ck.register(ddp, spec, exempt=None, **settings)
-    own, with_worker, aliases = [], [], []
+    own, told, with_worker, aliases = [], [], [], []
     for step in range(8):
         ddp.zero_grad()
         ddp(batch(rank, step, WIDTH)).square().mean().backward()
+        told.append(state.stats()["state_nbytes"])
         nbytes, addresses = reachable(state, stop=GroupWorker)
         own.append(nbytes)
         with_worker.append(reachable(state)[0])
         gradients = {p.grad.untyped_storage().data_ptr() for p in ddp.parameters()}
         parameters = {p.untyped_storage().data_ptr() for p in ddp.parameters()}
         aliases.append(bool(addresses & (gradients | parameters)))
-    return own, with_worker, aliases, state.stats()["state_nbytes"]
+    return own, with_worker, aliases, told
 
 
 @pytest.mark.parametrize(
@@ -61,19 +62,26 @@ def memory(rank, world_size, spec, settings):
         ({}, 2),
         ({"rollback": False}, 1),
         ({"feedback": None}, 0),
+        ({"feedback": "ef21"}, 4),
+        ({"feedback": None, "delayed": True}, 2),
+        ({"delayed": True}, 4),
+        ({"delayed": True, "feedback": "ef21"}, 6),
     ],
-    ids=["rollback", "no rollback", "no feedback"],
+    ids=str,
 )
 def test_memory_is_what_is_documented_and_constant(ranks, settings, copies):
     gradients = 4 * DEPTH * WIDTH**2
-    rows = DEPTH if copies else 0  # one byte a parameter: which version is committed
+    # A byte for each parameter of each store: which version is committed.
+    rows = DEPTH * {"ef21": 2, None: 0}.get(settings.get("feedback", "error"), 1)
+    steady = 1 if "delayed" in settings else 0  # the first result has none before it
     results = ranks.run(2, memory, "quantize:bits=8", settings)
-    for own, with_worker, aliases, state_nbytes in results:
-        assert state_nbytes == copies * gradients
-        assert set(own) == {copies * gradients + rows}
+    for own, with_worker, aliases, told in results:
+        assert own == [nbytes + rows for nbytes in told]
+        assert set(told[steady:]) == {copies * gradients}
+        assert told[0] == (copies - steady) * gradients
         assert not any(aliases)
         # One bucket of four layers first, then four of one: scratch shrinks with them.
-        scratch = [total - own[0] for total in with_worker]
+        scratch = [a - b for a, b in zip(with_worker, own, strict=True)]
         assert len(set(scratch[3:])) == 1
         assert 0 < scratch[3] < gradients / 4
 

@@ -162,6 +162,34 @@ def test_pending_results_follow_the_loss_scale(ranks):
             assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
+def first_steps(rank, world_size, how):
+    """Is the first step behind where its backward ends, and what is told of it?"""
+    ddp = make()
+    state = ck.register(ddp, CODER, delayed=True, nonfinite="raise")
+    train(ddp, rank, range(3))
+    if how == "rejoin":
+        state.rejoin(dist.new_group([0, 1]))
+    elif how == "load":
+        state.load_state_dict(state.state_dict())
+    errors = []
+    for step in (3, 4):
+        ddp.zero_grad()
+        loss = ddp(batch(rank, step)).square().mean()
+        try:
+            (loss * (float("nan") if step == 3 else 1.0)).backward()
+        except ck.NonFiniteError:
+            errors.append(step)
+        if step == 3:
+            behind = state.reducer.step
+    state.wait()
+    return behind, errors
+
+
+@pytest.mark.parametrize("how", ["load", "rejoin"])
+def test_the_first_step_together_is_waited_for(ranks, how):
+    assert ranks.run(2, first_steps, how) == [(4, [4])] * 2
+
+
 def dies(rank, world_size):
     ddp = make()
     state = ck.register(ddp, CODER, delayed=True)

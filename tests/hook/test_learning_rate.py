@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.hook.models import batch, make
 
 import commkern as ck
@@ -76,7 +77,8 @@ def test_the_rate_is_saved(ranks):
 def calls_and_refusals(rank, world_size):
     texts, called = [], []
     for bad in (-0.1, float("nan"), float("inf")):
-        ddp, rates = make(), iter([0.5, 0.5, 0.5, bad])
+        group = dist.new_group([0, 1])  # spent by what is refused
+        ddp, rates = make(process_group=group), iter([0.5, 0.5, 0.5, bad])
         state = ck.register(ddp, "quantize:bits=4", learning_rate=rates.__next__)
         for step in range(3):  # one bucket, then several
             gradients(ddp, rank, step)

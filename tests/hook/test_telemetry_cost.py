@@ -14,8 +14,9 @@ from commkern.local_transport import LocalGroup
 
 NUMEL = 64 * 64
 #: Calls of functions, of Python and of C, in a hook call and its job. 228 were counted
-#: when this was written, and 235 before there was any of this telemetry.
-MOST_CALLS = 320
+#: when this was written, and 235 before there was any of this telemetry; 334 since
+#: peers are told of every failure and what is held back is looked after.
+MOST_CALLS = 350
 
 
 class Bucket:

@@ -117,6 +117,16 @@ def test_error_preamble_of_another_call_names_the_field() -> None:
     assert found == ("shapes", hex(ONE.shapes), "0x1")
 
 
+def test_error_preamble_that_names_no_call_is_read_in_any() -> None:
+    received = error_preamble(Preamble(sender=3, world_size=4, step=9))
+    found = difference(ONE.pack(), received)
+    assert found == ("error", "data", "an error on rank 3")
+    other = error_preamble(Preamble(sender=3, world_size=4, step=9, version=2))
+    assert difference(ONE.pack(), other) == ("version", "1", "2")
+    data = Preamble(sender=2, world_size=4, step=ONE.step).pack()
+    assert difference(ONE.pack(), data) == ("compressor", hex(ONE.compressor), "0x0")
+
+
 def test_unknown_cause_reads_as_an_error_of_the_sender() -> None:
     strange = dataclasses.replace(ONE, kind=ERROR, body_nbytes=2**64 - 1)
     assert unpack(strange.pack()).cause == (2, "error")

@@ -148,7 +148,7 @@ class Cast(_ElementWise):
 
     def __post_init__(self) -> None:
         require(
-            self.dtype in _WIRE,
+            self.dtype in tuple(_WIRE),
             f"cast: dtype must be one of {', '.join(_WIRE)}, got {self.dtype!r}",
         )
 

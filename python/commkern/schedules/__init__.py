@@ -20,7 +20,10 @@ __all__ = ["ALGORITHMS", "Round", "Schedule", "Transfer", "resolve", "two_shot"]
 
 
 def resolve(algorithm: str, aggregation: str) -> tuple[str, Schedule]:
-    """The schedule for an algorithm's name; ValueError lists what the trait allows."""
+    """The schedule for an algorithm's name; ValueError lists what the trait allows,
+    TypeError for anything but a string."""
+    if not isinstance(algorithm, str):
+        raise TypeError(f"algorithm must be a string, got {algorithm!r}")
     allowed = ALGORITHMS[aggregation]
     name = next(iter(allowed), algorithm) if algorithm == "auto" else algorithm
     if name not in allowed:

@@ -55,6 +55,7 @@ _ORDER = (
 _HASHED = frozenset(FIELDS[2:7])
 # An error preamble carries no body and may be read in any round.
 _CALL_FIELDS = FIELDS[1:9]
+_VERSION_ALONE = FIELDS[1:2]
 
 
 class Difference(NamedTuple):
@@ -93,6 +94,13 @@ class Preamble:
             raise ValueError(f"{self} has a field out of range: {error}") from None
         body = packed[:_CRC_OFFSET]
         return body + crc32c(body).to_bytes(4, "little")
+
+    @property
+    def names_call(self) -> bool:
+        """Whether it says of which call it is. An error preamble that does not comes
+        from a rank that failed before it knew, or between two calls."""
+        hashes = self.compressor, self.settings, self.names, self.shapes, self.dtypes
+        return any(hashes)
 
     @property
     def cause(self) -> tuple[int, str]:
@@ -142,7 +150,8 @@ def difference(expected: Any, received: Any) -> Difference | None:
     """The first difference between two preambles of 64 bytes, None where they agree.
 
     ``expected`` must be a preamble of our own making. A received preamble of kind
-    error that agrees in everything that describes the call gives field "error".
+    error that agrees in everything that describes the call, or names no call, gives
+    field "error".
     """
     mine = unpack(expected)
     try:
@@ -150,7 +159,8 @@ def difference(expected: Any, received: Any) -> Difference | None:
     except PayloadError as error:
         return Difference("preamble", "64 valid bytes", str(error))
     failed = theirs.kind == ERROR
-    for field in _CALL_FIELDS if failed else FIELDS[1:]:
+    of_errors = _CALL_FIELDS if theirs.names_call else _VERSION_ALONE
+    for field in of_errors if failed else FIELDS[1:]:
         attribute = _ATTRIBUTES.get(field, field)
         here, there = getattr(mine, attribute), getattr(theirs, attribute)
         if here != there:
