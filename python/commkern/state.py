@@ -42,6 +42,7 @@ from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
+from commkern.sparse import check_delayed, sparse_names
 from commkern.stores import Stores
 from commkern.units import Units
 from commkern.watch import registered
@@ -67,7 +68,8 @@ class CompressionState:
     algorithm : "two_shot" or "auto"
     exempt : `Exempt`, a callable ``(name, parameter) -> bool``, or None
         Exempt parameters travel uncompressed in the same messages; None exempts none.
-        Must say the same on every rank.
+        Must say the same on every rank. Parameters with a sparse gradient are exempt,
+        whatever this and ``compressor`` say.
     start_step : int
         Steps before it reduce without compression.
     schedule : dict of a compressor's field to a number that changes with the step
@@ -105,7 +107,7 @@ class CompressionState:
         EF21.
     check_inputs : bool
         For debugging: raise CommkernError, naming the parameters, where somebody writes
-        into gradients while they are reduced. Costs a copy and four passes. Nothing to
+        into dense gradients while they are reduced. Costs a copy and passes. Nothing to
         find with ``delayed``, which copies. Need not be equal on all ranks.
 
     Raises ValueError and TypeError, with both values, for what makes no sense.
@@ -161,6 +163,8 @@ class CompressionState:
         )
         parameters = _named_parameters(module, choice)
         self._parameter_names = list(parameters)
+        sparse = sparse_names(module, parameters)
+        check_delayed({name: parameters[name] for name in sparse}, delayed)
         self._policy = Policy(
             parameters,
             choice,
@@ -168,6 +172,7 @@ class CompressionState:
             start_step=start_step,
             schedule=schedule,
             dense_every=dense_every,
+            plain=sparse,
         )
         for coder in self._policy.known:
             check_feedback(coder, self.feedback)
@@ -195,6 +200,8 @@ class CompressionState:
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger, dtype=dtype),
             units,
+            trained=trains.values(),
+            sparse=sparse,
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
             check_inputs=check_inputs,
@@ -263,14 +270,17 @@ class CompressionState:
         ``total`` has the sums over all steps, with steps and skipped (those that were
         not committed). ``sampled``, None before there is one, tells of the last step
         measured for ``sample_every``: step, relative_error and residual_norm, both by
-        parameter.
+        parameter. ``sparse``, None before there is one, tells of parameters with a
+        sparse gradient: the route that it took, its rows over all ranks, and of how
+        many.
         """
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
         memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
-        sampled = {"sampled": self.reducer.sampler.last()}
-        return self.reducer.stats.last() | memory | sampled
+        more = {"sampled": self.reducer.sampler.last()}
+        more["sparse"] = self.reducer.sparse.last()
+        return self.reducer.stats.last() | memory | more
 
     def report(self) -> dict[str, str]:
         """The compressor of every parameter in the coming step, by name."""
