@@ -118,7 +118,7 @@ FED = [
     "natural",
     "rotated",
     "qsgd",
-    "twobit:threshold=0.01",
+    "twobit:threshold=0.05",
 ]
 
 
