@@ -28,6 +28,7 @@ QUANTIZE = ("test_quantize.py", "test_quantize_contract.py")
 FORMATS = ("test_formats.py", "test_formats_contract.py", "test_codes_oracle.py")
 FIXED_POINT = ("test_fixed_point.py",)
 FEEDBACK = ("test_feedback.py",)
+REDUCE = ("test_reduce.py",)
 
 
 class Mutant(NamedTuple):
@@ -81,6 +82,18 @@ MUTANTS = [
         "before - load_floats<T>(input, i);",
         "before + load_floats<T>(input, i);",
         FEEDBACK,
+    ),
+    Mutant(
+        "a sum's lanes are not looked at",
+        "lanes = larger(lanes, magnitude_of(widen<T>(y)));\n      put_elements<T>(args",
+        "put_elements<T>(args",
+        REDUCE,
+    ),
+    Mutant(
+        "a sum's last elements are not looked at",
+        "most = bits > most ? bits : most;\n    store(args.output.data, i, y);",
+        "store(args.output.data, i, y);",
+        REDUCE,
     ),
     Mutant(
         "running sum read from the version that is written",

@@ -102,8 +102,8 @@ void HeaderTemplate::write(MutableBytes message, uint64_t step,
     bits[p / 8] |= uint8_t((touched.data[p] != 0) << (p % 8));
   }
   if (header().flags & wire::kFlagCrc) {
-    const uint32_t crc = crc_of(message.data, message_nbytes());
-    std::memcpy(message.data + message_nbytes() - sizeof(crc), &crc, sizeof(crc));
+    const uint32_t crc = crc_of(message.data, held_nbytes());
+    std::memcpy(message.data + held_nbytes() - sizeof(crc), &crc, sizeof(crc));
   }
 }
 
@@ -135,8 +135,8 @@ std::string HeaderTemplate::difference_from(const uint8_t* received,
   text = bytes_difference("descriptor", bytes_.data(), received, bits_end(),
                           bytes_.size());
   if (!text.empty() || !(expected.flags & wire::kFlagCrc)) return text;
-  return difference("CRC-32C", crc_of(received, message_nbytes()),
-                    load<uint32_t>(received + message_nbytes() - sizeof(uint32_t)));
+  return difference("CRC-32C", crc_of(received, held_nbytes()),
+                    load<uint32_t>(received + held_nbytes() - sizeof(uint32_t)));
 }
 
 void write_preamble(wire::Preamble preamble, const PreambleFields& fields,

@@ -19,7 +19,11 @@ class HeaderTemplate {
   // parameter bits.
   explicit HeaderTemplate(std::vector<uint8_t> bytes);
 
-  uint64_t message_nbytes() const { return header().message_nbytes; }
+  // What `write` and `read` need of a message: all of it for its CRC, else what
+  // precedes the bodies, which may lie elsewhere.
+  uint64_t held_nbytes() const {
+    return header().flags & wire::kFlagCrc ? header().message_nbytes : bytes_.size();
+  }
   int64_t parameter_count() const { return header().parameter_count; }
 
   // The bodies must be complete already: a message whose flag asks for it is sealed

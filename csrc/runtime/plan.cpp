@@ -74,9 +74,9 @@ class RoundOrder {
 
 void check_header(const HeaderTemplate& header, const Slice& message,
                   const Slice& touched) {
-  if (uint64_t(message.nbytes) < header.message_nbytes()) {
-    fail("message: expected a slice of at least ", header.message_nbytes(),
-         " bytes, got ", message.nbytes);
+  if (uint64_t(message.nbytes) < header.held_nbytes()) {
+    fail("message: expected a slice of at least ", header.held_nbytes(), " bytes, got ",
+         message.nbytes);
   }
   if (touched.nbytes < header.parameter_count()) {
     fail("touched: expected at least ", header.parameter_count(), " bytes, got ",

@@ -199,7 +199,7 @@ class _Composer:
             "residual1": residual * 4,
             "committed": max((m.row + 1 for m in fed), default=0),
             "outgoing": self._messages.nbytes,
-            "parts": self._part_stride * self.world_size,
+            "parts": self._part_stride * (self.world_size - 1),
             "result": self._messages.nbytes,
             "touched": len(members),
             "nonfinite": rows,
@@ -223,7 +223,7 @@ class _Composer:
         self._part_stride = 0
         for stage, segment in product(range(stages), range(segments)):
             self._part_begins[stage, segment] = self._part_stride
-            nbytes = self._messages[stage, segment, self.rank].nbytes
+            nbytes = self._messages[stage, segment, self.rank].nbytes_in_all
             self._part_stride += align(nbytes, 64)
 
     def _whole(self, buffer: str) -> Slice:
@@ -237,7 +237,8 @@ class _Composer:
         mine = self._messages[stage, segment, self.rank]
         if sender == self.rank:
             return self._place("outgoing", mine)
-        begin = sender * self._part_stride + self._part_begins[stage, segment]
+        slot = sender - (sender > self.rank)
+        begin = slot * self._part_stride + self._part_begins[stage, segment]
         return Slice("parts", begin, mine.nbytes)
 
     def _to_owners(self, one: Round, stage: int, segment: int) -> Exchange:
@@ -265,7 +266,7 @@ class _Composer:
     def _transfer(
         self, peer: int, place: Slice, message: Message, *, staged: bool = False
     ) -> Transfer:
-        cut = plain.pieces(place, message, self.groups, self.dtype, staged=staged)
+        cut = plain.pieces(place, message, self.dtype, staged=staged)
         return Transfer(peer, cut)
 
     # --- steps --------------------------------------------------------------------
@@ -338,7 +339,7 @@ class _Composer:
         result = self._place("result", mine)
         for number, rows in mine.rows.items():
             group = self.groups[number]
-            if plain.is_plain(group):
+            if group.is_plain:
                 steps += plain.sum_calls(
                     *(group, rows, parts, result),
                     own=self.rank,
@@ -365,7 +366,7 @@ class _Composer:
             if group.compressor.stages > stage + 1:
                 continue
             nonfinite = self._whole("nonfinite")
-            if plain.is_plain(group):
+            if group.is_plain:
                 steps += plain.result_calls(
                     *(group, spans, self._whole("result"), self._whole("data")),
                     mine=owners == [self.rank],

@@ -26,6 +26,7 @@ from commkern.layout import Member
 from commkern.plan import EXTERNAL, FLAGS, Plan
 from commkern.residuals import ResidualStore
 from commkern.transports import EndpointTransport, ProcessGroupTransport
+from commkern.workspace import Movable, Workspace
 
 _PLANS_KEPT = 256
 _NOTHING: Bytes = np.zeros(0, dtype=np.uint8)
@@ -41,42 +42,6 @@ class Outcome:
     finite: bool
     bytes_sent: int
     times: dict[str, int]
-
-
-class Workspace:
-    """Named byte buffers that grow to what the largest plan needs."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._views: weakref.WeakKeyDictionary[Plan, Views] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def views(self, plan: Plan) -> Views:
-        """The plan's workspace, as tensors and as arrays; contents are not kept."""
-        found = self._views.get(plan)
-        if found is None:
-            sizes = {k: v for k, v in plan.buffers.items() if k not in EXTERNAL}
-            self._grow(sizes)
-            tensors = {name: self._tensors[name][:size] for name, size in sizes.items()}
-            arrays = {name: as_bytes(tensor) for name, tensor in tensors.items()}
-            found = self._views[plan] = Views(tensors, arrays)
-        return found
-
-    def _grow(self, sizes: dict[str, int]) -> None:
-        for name, nbytes in sizes.items():
-            held = self._tensors.get(name)
-            if held is None or held.numel() < nbytes:
-                self._tensors[name] = torch.zeros(nbytes, dtype=torch.uint8)
-                self._views.clear()
-
-
-@dataclass(frozen=True)
-class Views:
-    """One plan's workspace: the same memory as tensors and as arrays."""
-
-    tensors: dict[str, torch.Tensor]
-    arrays: dict[str, Bytes]
 
 
 class GroupWorker:
@@ -209,12 +174,12 @@ class GroupWorker:
             workspace = self._workspace.views(plan)
             for name in FLAGS:
                 workspace.arrays[name].fill(0)
-            sendable = workspace.tensors | {"data": byte_view(data)}
-            buffers = _external(sendable["data"], residuals, estimates)
+            movable = Movable(byte_view(data), workspace)
+            buffers = _external(movable["data"], residuals, estimates)
             buffers |= workspace.arrays
             sent = self.transport.bytes_sent
             started = time.perf_counter_ns()
-            bound = self.transport.bind(plan, sendable, step)
+            bound = self.transport.bind(plan, movable, step)
             posted_ns = time.perf_counter_ns() - started  # the receives
             ordered = [buffers[name] for name in plan.buffers]
             times = runner.run(plan, ordered, {"seed": seed, "step": step}, bound)

@@ -10,9 +10,12 @@ from commkern.compressors import Compressor, Identity
 from commkern.compressors.base import Operands
 from commkern.spans import SpanTable, span_table
 from commkern.wire.crc import hash_text
+from commkern.wire.dtypes import NBYTES
 from commkern.wire.message import align
 
 _IDENTITY = Identity()
+#: Bytes from which on a plain span costs more to copy than to send on its own.
+_WORTH_A_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,15 @@ class Group:
     feedback: bool
     first: int
     members: tuple[Member, ...]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is coded and nothing held back."""
+        return self.compressor.is_plain and not self.feedback
+
+    def stays(self, length: int, dtype: str) -> bool:
+        """Whether a span of so many elements is sent and summed where it lies."""
+        return self.is_plain and length * NBYTES[dtype] >= _WORTH_A_PIECE
 
 
 def group_members(members: Sequence[Member], dtype: str) -> tuple[Group, ...]:

@@ -5,29 +5,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from commkern.layout import Group, section_spans, shifted
 from commkern.spans import SpanTable, span_table
 from commkern.wire import message as wire
 from commkern.wire.crc import hash_text
-from commkern.wire.dtypes import CODES
+from commkern.wire.dtypes import CODES, NBYTES
 from commkern.wire.message import align
 
 Row = dict[str, int]
+
+
+class Kept(NamedTuple):
+    """A span that stays in the data buffer, and the written bytes of its message before
+    it (up to ``before``) and behind it (from ``behind`` on)."""
+
+    before: int
+    behind: int
+    nbytes: int
+    row: Row
 
 
 @dataclass(frozen=True)
 class Message:
     """One owner's message of one stage and segment.
 
-    ``begin`` counts bytes in the buffer of all messages, ``rows`` holds the spans of
-    every section by the number of its group, their bodies from the message's start.
+    ``begin`` counts bytes in the buffer of all messages, where ``nbytes`` are taken by
+    what is written: all but the spans that stay in the data buffer (``kept``). ``rows``
+    holds the spans of every section by the number of its group, their bodies from the
+    message's start. Where the whole message must have a place (``nbytes_in_all``), kept
+    spans lie behind what is written.
     """
 
     begin: int
     nbytes: int
+    nbytes_in_all: int
     header: bytes
     rows: dict[int, tuple[Row, ...]]
+    kept: tuple[Kept, ...]
 
     @property
     def end(self) -> int:
@@ -81,6 +97,7 @@ class Messages:
         ]
         end = wire.header_nbytes(len(listed), parameters)
         rows, entries = {}, []
+        written = _Written(self._dtype)
         world_size, segments = self._cut
         for number, group in listed:
             spans = section_spans(
@@ -91,12 +108,14 @@ class Messages:
             placed = shifted(spans.rows, offset)
             if stage > 0:
                 placed = self._continued(placed, (stage - 1, segment, owner), number)
-            rows[number] = tuple(placed)
+            rows[number] = tuple(written.place(group, placed))
             entries.append(self._section(group, offset, spans.nbytes))
         header = wire.pack_header(
             entries, parameter_count=parameters, message_nbytes=end
         )
-        return Message(begin, end, header, rows)
+        nbytes = end - written.left_out
+        in_all = written.place_kept(align(nbytes, 64))
+        return Message(begin, nbytes, in_all, header, rows, tuple(written.kept))
 
     def _continued(
         self, rows: list[Row], place: tuple[int, int, int], number: int
@@ -118,3 +137,30 @@ class Messages:
             offset=offset,
             nbytes=nbytes,
         )
+
+
+class _Written:
+    """Leaves those spans of a message out that stay in the data buffer."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self.left_out = 0  # bytes; a multiple of 8, so that alignments hold
+        self.kept: list[Kept] = []
+
+    def place(self, group: Group, rows: Sequence[Row]) -> Iterator[Row]:
+        """The rows of a section with their bodies as they are written."""
+        for row in rows:
+            placed = row | {"body": row["body"] - self.left_out}
+            if group.stays(row["length"], self._dtype):
+                nbytes = row["length"] * NBYTES[self._dtype]
+                self.left_out += nbytes // 8 * 8
+                behind = row["body"] + nbytes - self.left_out
+                self.kept.append(Kept(placed["body"], behind, nbytes, placed))
+            yield placed
+
+    def place_kept(self, begin: int) -> int:
+        """Bodies for what was left out, from ``begin`` on; where they end."""
+        for kept in self.kept:
+            kept.row["body"] = begin
+            begin = align(begin + kept.nbytes, 64)
+        return begin

@@ -10,7 +10,7 @@ their place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,48 +22,31 @@ from commkern.plan import Slice
 from commkern.spans import SpanTable, one_span, span_table
 from commkern.wire.dtypes import NBYTES
 
-#: Bytes from which on a span costs more to copy than to send on its own.
-_WORTH_A_PIECE = 1 << 18
-
-
-def is_plain(group: Group) -> bool:
-    """Whether nothing is coded and nothing held back."""
-    return group.compressor.is_plain and not group.feedback
-
-
-def stays(group: Group, row: Any, dtype: str) -> bool:
-    """Whether a span travels from and is summed in the data buffer."""
-    return is_plain(group) and row["length"] * NBYTES[dtype] >= _WORTH_A_PIECE
-
 
 def split(group: Group, spans: SpanTable, dtype: str) -> tuple[SpanTable, SpanTable]:
     """Spans that are written to messages, and those that stay in the data buffer."""
-    staying = np.array([stays(group, row, dtype) for row in spans], dtype=bool)
+    staying = np.array(
+        [group.stays(int(row["length"]), dtype) for row in spans], dtype=bool
+    )
     return spans[~staying], spans[staying]
 
 
 def pieces(
-    place: Slice, message: Message, groups: Sequence[Group], dtype: str, *, staged: bool
+    place: Slice, message: Message, dtype: str, *, staged: bool
 ) -> tuple[Slice, ...]:
     """The message at ``place`` as both ends cut it.
 
     All of it is there where it is ``staged``; else long spans are in the data buffer.
     """
     cut, at = [], 0
-    for row in _staying(message, groups, dtype):
-        nbytes, body = row["length"] * NBYTES[dtype], row["body"]
-        cut.append(Slice(place.buffer, place.offset + at, body - at))
+    for before, behind, nbytes, row in message.kept:
+        cut.append(Slice(place.buffer, place.offset + at, before - at))
+        here = Slice(place.buffer, place.offset + row["body"], nbytes)
         own = Slice("data", row["offset"] * NBYTES[dtype], nbytes)
-        cut.append(Slice(place.buffer, place.offset + body, nbytes) if staged else own)
-        at = body + nbytes
-    cut.append(Slice(place.buffer, place.offset + at, place.nbytes - at))
+        cut.append(here if staged else own)
+        at = behind
+    cut.append(Slice(place.buffer, place.offset + at, message.nbytes - at))
     return tuple(piece for piece in cut if piece.nbytes)
-
-
-def _staying(message: Message, groups: Sequence[Group], dtype: str) -> Iterator[Row]:
-    """Spans that stay in the data buffer, in the order of the message."""
-    for number, rows in sorted(message.rows.items()):
-        yield from (row for row in rows if stays(groups[number], row, dtype))
 
 
 def sum_calls(
@@ -81,13 +64,13 @@ def sum_calls(
     ``fields`` are the dtype, the scale and where to flag values that are not finite.
     """
     size = NBYTES[fields["dtype"]]
-    written = [row for row in rows if not stays(group, row, fields["dtype"])]
+    written = [row for row in rows if not group.stays(row["length"], fields["dtype"])]
     spans = span_table(
         {"offset": row["body"] // size, "length": row["length"]} for row in written
     )
     operands = {"spans": spans, "parts": list(parts), "output": result}
     calls = [KernelCall("sum", fields | operands)] if written else []
-    staying = [row for row in rows if stays(group, row, fields["dtype"])]
+    staying = [row for row in rows if group.stays(row["length"], fields["dtype"])]
     return calls + [_sum_in_place(row, parts, own, fields, size) for row in staying]
 
 

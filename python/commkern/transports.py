@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +25,7 @@ from commkern.errors import CommkernError, MismatchError, PeerLost
 from commkern.failure import lost
 from commkern.plan import Plan, Slice
 from commkern.wire import preamble as wire
+from commkern.workspace import Movable
 
 _TEXT_TAG = wire.PREAMBLE_TAG + 1
 _TEXT_NBYTES = 16384
@@ -70,9 +70,7 @@ class ProcessGroupTransport:
             )
         return group
 
-    def bind(
-        self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int
-    ) -> _BoundTransport:
+    def bind(self, plan: Plan, buffers: Movable, step: int) -> _BoundTransport:
         """The transport of one run of a plan over "data" and workspace, as bytes."""
         bound = _BoundTransport(self, plan, buffers, step)
         try:
@@ -109,7 +107,7 @@ class EndpointTransport:
         sent: int = self._alive().bytes_sent
         return sent
 
-    def bind(self, plan: Plan, buffers: Mapping[str, torch.Tensor], step: int) -> Any:
+    def bind(self, plan: Plan, buffers: Movable, step: int) -> Any:
         """The transport of one run of a plan over "data" and workspace, as bytes."""
         return self._alive().bind(plan, buffers, step)
 
@@ -137,7 +135,7 @@ class _BoundTransport:
         self,
         transport: ProcessGroupTransport,
         plan: Plan,
-        buffers: Mapping[str, torch.Tensor],
+        buffers: Movable,
         step: int,
     ) -> None:
         self._transport = transport
@@ -236,7 +234,7 @@ class _BoundTransport:
     # --- pieces -------------------------------------------------------------------
 
     def _view(self, piece: Slice) -> torch.Tensor:
-        return self._buffers[piece.buffer][piece.offset : piece.offset + piece.nbytes]
+        return self._buffers.view(piece)
 
     def _preamble(self, buffer: str, number: int, peer: int) -> torch.Tensor:
         at = (number * self._plan.world_size + peer) * wire.NBYTES

@@ -15,6 +15,7 @@ import commkern as ck
 from commkern.compose import Settings, compose
 from commkern.compressors import compressor
 from commkern.layout import Member
+from commkern.plan import EXTERNAL
 from commkern.testing import Died
 from commkern.transports import ProcessGroupTransport
 
@@ -54,6 +55,14 @@ def test_both_ends_cut_a_message_at_the_same_places(world_size, segments):
                 assert [piece.buffer for piece in pieces].count("data") == 2
                 in_place = [piece.buffer for piece in theirs].count("data")
                 assert in_place == (0 if number < segments else 2)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_long_parameter_needs_room_for_what_others_send_alone(world_size):
+    plan = plan_of(0, world_size, [3_000_000, 500])
+    workspace = sum(n for name, n in plan.buffers.items() if name not in EXTERNAL)
+    share = plan.buffers["data"] / world_size
+    assert workspace < (world_size - 1) * share + 20_000
 
 
 def test_short_spans_and_codes_are_never_sent_from_the_data_buffer():

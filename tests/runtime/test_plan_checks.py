@@ -19,7 +19,7 @@ from commkern.local_transport import LocalGroup
 from commkern.plan import Slice, lower
 from commkern.spans import one_span
 
-HEADER = header(5, 2).pack()
+HEADER, SEALED = header(5, 2).pack(), header(5, 2, crc=True).pack()
 SPANS = one_span(5)
 CAST = {"spans": SPANS, "dtype": "float32", "wire_dtype": "float32"}
 MESSAGE, TOUCHED = (2, 0, 200), (4, 0, 2)
@@ -58,7 +58,8 @@ WRONG_STEPS = [
     (("write_header", MESSAGE, HEADER[:31], TOUCHED), "at least 32 bytes, got 31"),
     (("write_header", MESSAGE, b"x" + HEADER[1:], TOUCHED), "magic: expected"),
     (("write_header", MESSAGE, HEADER[:64], TOUCHED), "header template: expected at"),
-    (("write_header", (2, 0, 91), HEADER, TOUCHED), "message: .* 92 bytes, got 91"),
+    (("write_header", (2, 0, 71), HEADER, TOUCHED), "message: .* 72 bytes, got 71"),
+    (("write_header", (2, 0, 95), SEALED, TOUCHED), "message: .* 96 bytes, got 95"),
     (("write_header", MESSAGE, HEADER, (4, 0, 1)), "touched: .* 2 bytes, got 1"),
     (("read_header", MESSAGE, HEADER, TOUCHED, 0), "peer: expected .* got 0"),
     (("read_header", MESSAGE, HEADER, TOUCHED, 2), "peer: expected .* got 2"),

@@ -7,7 +7,7 @@ import pytest
 from tests.runtime.conftest import Way
 from tests.runtime.plans import results
 
-from commkern import plain, runner
+from commkern import layout, runner
 from commkern.compose import Settings, compose
 from commkern.compressors import compressor
 from commkern.layout import Member
@@ -27,7 +27,7 @@ SIZES = [700, 0, 1, 129, 2048]
 @pytest.fixture(autouse=True)
 def short_pieces(request, monkeypatch):
     if request.node.callspec.params.get("spec", "").endswith(" in pieces"):
-        monkeypatch.setattr(plain, "_WORTH_A_PIECE", 256)
+        monkeypatch.setattr(layout, "_WORTH_A_PIECE", 256)
 
 
 def members(spec):

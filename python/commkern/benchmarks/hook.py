@@ -25,6 +25,7 @@ BATCH = 32
 STEPS = 4  # in a row, as in training
 WORLD_SIZE = 2
 PLAIN = "plain DDP"
+AGAIN = "plain DDP again"  # how far apart are two that do the same?
 LARGEST_CODE = {"identity": math.inf, "quantize:bits=8": 127, "quantize:bits=4": 7}
 
 
@@ -35,7 +36,7 @@ def in_rank(rank: int, _world_size: int) -> dict[str, float]:
     plain = _replica()
     generator = torch.Generator().manual_seed(rank)
     data = torch.randn(BATCH, WIDTH, generator=generator)
-    ways = {PLAIN: functools.partial(_step, plain, data)}
+    ways = {way: functools.partial(_step, _replica(), data) for way in (PLAIN, AGAIN)}
     for compressor in LARGEST_CODE:
         ours = _replica()
         ck.register(ours, compressor)
@@ -93,7 +94,7 @@ def samples() -> Samples:
     group=f"DDP step of {DEPTH} x Linear({WIDTH}, {WIDTH})", timer=CLOCK
 )
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("way", [*LARGEST_CODE, PLAIN])
+@pytest.mark.parametrize("way", [*LARGEST_CODE, AGAIN, PLAIN])
 def test_step(benchmark: Any, way: str) -> None:
     measured = samples()
     ratios = {PLAIN: measured.ratio(way, PLAIN)} if way != PLAIN else {}

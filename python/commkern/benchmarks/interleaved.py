@@ -8,6 +8,7 @@ several fresh sets of processes.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -41,11 +42,14 @@ def time_in_turn(
 ) -> dict[str, float]:
     """In every rank: each way's median over the rounds of its slowest rank's time.
 
-    A way's turn is ``repeats`` calls, of which the time of one is told.
+    A way's turn is ``repeats`` calls, of which the time of one is told. Each round
+    begins with the next way: what ran before matters.
     """
     times = torch.zeros(_UNTIMED_ROUNDS + ROUNDS, len(ways), dtype=torch.float64)
+    turns = deque(enumerate(ways.values()))
     for row in times:
-        for column, run in enumerate(ways.values()):
+        turns.rotate(-1)
+        for column, run in turns:
             dist.barrier()
             begin = time.perf_counter()
             for _ in range(repeats):
