@@ -31,7 +31,7 @@ def plain_name(name: str) -> str:
 
 def check_module(module: Any) -> None:
     """Raise TypeError or ValueError, with advice, for a module whose gradients never
-    reach the hook as dense buckets."""
+    reach the hook in buckets."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
             f"module must be a torch.nn.Module, got {type(module).__name__}"
@@ -40,11 +40,8 @@ def check_module(module: Any) -> None:
         kinds = {kind.__name__ for kind in type(part).__mro__}
         if kinds & {"FullyShardedDataParallel", "FSDPModule"}:
             raise TypeError(f"module holds a {type(part).__name__}; {_FSDP}")
-    ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
         _check_ddp(module)
-        module = module.module
-    _check_embeddings(module, ignored)
 
 
 def _check_ddp(ddp: DistributedDataParallel) -> None:
@@ -64,19 +61,6 @@ def _check_ddp(ddp: DistributedDataParallel) -> None:
         )
 
 
-def _check_embeddings(module: torch.nn.Module, ignored: set[str]) -> None:
-    for name, part in module.named_modules():
-        if not isinstance(part, torch.nn.Embedding | torch.nn.EmbeddingBag):
-            continue
-        weight = f"{name}.weight" if name else "weight"
-        if part.sparse and part.weight.requires_grad and weight not in ignored:
-            raise TypeError(
-                f"{type(part).__name__} {name!r} has sparse=True, and this hook "
-                "reduces dense gradients only; use sparse=False: a row that no rank "
-                "used is a row of zeros, which compresses well"
-            )
-
-
 def check_call(state: Any, bucket: Any, others: tuple[Any, ...], kind: type) -> None:
     """Raise TypeError, with advice, where the hook was not called by DDP's reducer.
 
@@ -92,10 +76,4 @@ def check_call(state: Any, bucket: Any, others: tuple[Any, ...], kind: type) -> 
         raise TypeError(
             f"the hook takes a {kind.__name__} and a bucket, got ({got}): "
             "ddp.register_comm_hook(state, commkern.compression_hook)"
-        )
-    layout = bucket.buffer().layout
-    if layout != torch.strided:
-        raise TypeError(
-            f"DDP reduces a gradient of layout {layout}, and this hook dense "
-            f"({torch.strided}) ones only; make the layer with sparse=False"
         )

@@ -64,8 +64,10 @@ class Forecast:
     @property
     def ms_per_byte(self) -> float:
         """What the link takes for a byte, beyond the latency."""
-        waits = sum(max(0.0, b.exchange - self.latency_ms) for b in self.buckets)
-        sent = sum(plan.bytes_sent for plan in self.plans)
+        pairs = zip(self.buckets, self.plans, strict=True)
+        known = [(bucket, plan) for bucket, plan in pairs if plan.bytes_sent]
+        waits = sum(max(0.0, b.exchange - self.latency_ms) for b, _ in known)
+        sent = sum(plan.bytes_sent for _, plan in known)
         return waits / sent if sent else 0.0
 
     def __str__(self) -> str:

@@ -20,8 +20,9 @@ def compression_hook(
 
     ``ddp.register_comm_hook(state, commkern.compression_hook)``; never blocks backward.
     Failures (PeerLost, MismatchError, ...) are raised by ``backward()`` as themselves.
-    TypeError for a sparse gradient, and for another caller than DDP (FSDP passes other
-    arguments).
+    A sparse gradient (of an embedding with ``sparse=True``) travels uncompressed, the
+    rows that any rank has; it becomes a coalesced tensor of those. TypeError for
+    another caller than DDP (FSDP passes other arguments).
     """
     check_call(state, bucket, others, CompressionState)
     return state.reducer.submit(bucket)

@@ -73,7 +73,8 @@ class Exempt:
 class Policy:
     """The compressors of a module's parameters, as a function of name and step.
 
-    ``given`` is the choice of compressors as it was read.
+    ``given`` is the choice of compressors as it was read; parameters that are ``plain``
+    are exempt, whatever ``exempt`` says.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Policy:
         start_step: int = 0,
         schedule: Mapping[str, Any] | None = None,
         dense_every: int | None = None,
+        plain: Collection[str] = (),
     ) -> None:
         _check_predicate("exempt", exempt)
         checked_int("start_step", start_step, 0)
@@ -93,6 +95,7 @@ class Policy:
         if isinstance(exempt, Exempt):
             check_patterns("exempt", exempt.names, parameters)
         without = {n for n, p in parameters.items() if exempt and exempt(n, p)}
+        without.update(plain)
         self._exempt = without
         self._auto = compressor if isinstance(compressor, AutoChoice) else None
         self.given, chosen = self._assign(compressor, parameters, without)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -20,8 +20,11 @@ from commkern.groups import GroupWorker, Outcome
 from commkern.inputs import real_view
 from commkern.plan import Plan
 from commkern.policy import Policy
+from commkern.row_tables import flat
 from commkern.sampling import Sampler
+from commkern.sparse import SparseBuckets
 from commkern.stats import StepStats
+from commkern.step_bounds import StepBounds
 from commkern.stores import Stores
 from commkern.timeline import StepTimes, Timeline
 from commkern.units import Reading, Units
@@ -33,7 +36,8 @@ _NAMES_SHOWN = 8
 class Reducer:
     """Reduces the buckets of one module, and commits or drops each step.
 
-    ``names`` maps the id of a parameter to its name.
+    ``names`` maps the id of a parameter to its name; ``trained`` are the parameters
+    that DDP reduces, ``sparse`` the names of those with a sparse gradient.
     """
 
     def __init__(
@@ -45,6 +49,8 @@ class Reducer:
         stores: Stores,
         units: Units,
         *,
+        trained: Collection[torch.Tensor],
+        sparse: Collection[str] = (),
         delay: Delay | None = None,
         sample_every: int = 0,
     ) -> None:
@@ -52,6 +58,7 @@ class Reducer:
         self.stores = stores
         self.units = units
         self.delay = delay
+        self.sparse = SparseBuckets(() if delay else sparse, settings)
         self.stats = StepStats()
         self.timeline = Timeline()
         self.after_step: Callable[[StepTimes, GroupWorker], None] | None = None
@@ -60,6 +67,7 @@ class Reducer:
         self._settings = settings
         self._policy = policy
         self._watch = Watch()
+        self._bounds = StepBounds(trained)
         self._backward = Backward()  # of the newest step, as is
         self._scale = 1.0  # its loss scale
         self.plans = BucketPlans(names, policy, stores, settings, self._watch)
@@ -97,26 +105,28 @@ class Reducer:
         return profiling.until_done("commkern::bucket", lambda: self._submit(bucket))
 
     def _submit(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        first, fill = bucket.index() == 0, None
+        first, last = self._bounds.place(bucket)
+        fill = None
         if first:
             self._backward = Backward()
         step = self._step_of(first=first)
         try:
-            job, fill = self._start(bucket, step)
+            job, fill = self._start(bucket, step, first=first, last=last)
         except Exception as error:  # noqa: BLE001 - raised in its turn
             job = self._fail(error, step)
         return deliver(job, bucket.buffer(), self._backward, fill)
 
     def _start(
-        self, bucket: Any, step: int
+        self, bucket: Any, step: int, *, first: bool, last: bool
     ) -> tuple[Future[torch.Tensor], Callable[[], None] | None]:
         """The job whose end DDP is to wait for, and what writes its results into the
         bucket, if it does not itself."""
         buffer: torch.Tensor = bucket.buffer()
         sizes = self.plans.sizes(bucket.parameters(), buffer)
-        number, last = bucket.index(), bucket.is_last()
-        units = None
-        if number == 0:
+        if buffer.is_sparse:
+            self.sparse.check(sizes, buffer)
+        number, units = bucket.index(), None
+        if first:
             units = self.units.read()
             self._scale = units.loss_scale or self.units.current.loss_scale
         backward, submitted = self._backward, self.timeline.clock()
@@ -197,6 +207,9 @@ class Reducer:
         started = self.timeline.clock()
         if units is not None:
             self._open_step(units)
+        if buffer.is_sparse:
+            self._run_sparse(sizes, buffer, step, submitted, started)
+            return
         data, stores = real_view(buffer), self.stores
         plan, new = self.plans.plan(self.worker, sizes, data.dtype, step)
         sampled = self.sampler.due(step)
@@ -217,6 +230,27 @@ class Reducer:
             stores.ledger.note(plan.members, given, data)
         self._note(plan, outcome)
         self._watch.bucket_done(plan, outcome, data, look=sampled)
+        self.stats.add(plan, outcome, self.timeline.clock() - started)
+        self.timeline.add(plan, submitted, started, outcome.times)
+
+    def _run_sparse(
+        self,
+        names: Iterable[str],
+        buffer: torch.Tensor,
+        step: int,
+        submitted: int,
+        started: int,
+    ) -> None:
+        """Reduce the one gradient of a bucket of DDP's that is sparse."""
+        reduced = self.sparse.reduce(self.worker, names, buffer, step)
+        result, plan, outcome, new = reduced
+        if new:
+            self.timeline.note_extra()
+        if self.stores.ledger is not None:
+            given = self._counted(flat(buffer))
+            self.stores.ledger.note(plan.members, given, flat(result))
+        buffer.copy_(result)  # takes new memory: others may share the old one
+        self._note(plan, outcome)
         self.stats.add(plan, outcome, self.timeline.clock() - started)
         self.timeline.add(plan, submitted, started, outcome.times)
 

@@ -37,6 +37,7 @@ from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
 from commkern.residuals import ResidualStore
 from commkern.schedules import resolve
+from commkern.sparse import check_delayed, sparse_names
 from commkern.stores import Stores
 from commkern.units import Units
 from commkern.watch import registered
@@ -58,7 +59,8 @@ class CompressionState:
     algorithm : "two_shot" or "auto"
     exempt : `Exempt`, a callable ``(name, parameter) -> bool``, or None
         Exempt parameters travel uncompressed in the same messages; None exempts none.
-        Must say the same on every rank.
+        Must say the same on every rank. Parameters with a sparse gradient are exempt,
+        whatever this and ``compressor`` say.
     start_step : int
         Steps before it reduce without compression.
     schedule : dict of a compressor's field to a number that changes with the step
@@ -140,6 +142,8 @@ class CompressionState:
         )
         parameters = _named_parameters(module)
         self._parameter_names = list(parameters)
+        sparse = sparse_names(module, parameters)
+        check_delayed({name: parameters[name] for name in sparse}, delayed)
         self._policy = Policy(
             parameters,
             choice,
@@ -147,6 +151,7 @@ class CompressionState:
             start_step=start_step,
             schedule=schedule,
             dense_every=dense_every,
+            plain=sparse,
         )
         for coder in self._policy.known:
             check_feedback(coder, self.feedback)
@@ -172,6 +177,8 @@ class CompressionState:
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger),
             Units(grad_scaler, learning_rate),
+            trained=trains.values(),
+            sparse=sparse,
             delay=Delay(sizes, dtypes) if delayed else None,
             sample_every=sample_every,
         )
@@ -237,14 +244,17 @@ class CompressionState:
         ``total`` has the sums over all steps, with steps and skipped (those that were
         not committed). ``sampled``, None before there is one, tells of the last step
         measured for ``sample_every``: step, relative_error and residual_norm, both by
-        parameter.
+        parameter. ``sparse``, None before there is one, tells of parameters with a
+        sparse gradient: the route that it took, its rows over all ranks, and of how
+        many.
         """
         version = [self.residuals[name] for name in self.residuals.names()]
         norms = [torch.linalg.vector_norm(r, dtype=torch.float64) for r in version]
         norm = torch.stack(norms).norm().item() if norms else 0.0
         memory = {"residual_norm": norm, "state_nbytes": self.reducer.nbytes}
-        sampled = {"sampled": self.reducer.sampler.last()}
-        return self.reducer.stats.last() | memory | sampled
+        more = {"sampled": self.reducer.sampler.last()}
+        more["sparse"] = self.reducer.sparse.last()
+        return self.reducer.stats.last() | memory | more
 
     def report(self) -> dict[str, str]:
         """The compressor of every parameter in the coming step, by name."""

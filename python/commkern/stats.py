@@ -97,7 +97,8 @@ def write_stats(writer: Any, state: Any, step: int | None = None) -> None:
         checked_int("step", step, 0)
     figures = state.stats()
     own_step, sampled = figures.pop("step"), figures.pop("sampled")
-    del figures["total"]
+    for nested in ("total", "sparse"):
+        figures.pop(nested, None)
     if own_step < 0:
         return
     if sampled is not None and sampled.pop("step") == own_step:

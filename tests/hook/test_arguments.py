@@ -67,8 +67,10 @@ class Given:
         return ck.check_sync(**{"module": self.model, field: value})
 
     def backward(self, **settings):
-        """With settings that are wrong only once they are called."""
-        ddp = DistributedDataParallel(torch.nn.Linear(64, 64))
+        """With settings that are wrong only once they are called: each in a group of
+        its own, because that is spent then."""
+        model, group = torch.nn.Linear(64, 64), dist.new_group([0])
+        ddp = DistributedDataParallel(model, process_group=group)
         ck.register(ddp, **settings)
         ddp(torch.ones(1, 64)).sum().backward()
 

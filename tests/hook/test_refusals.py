@@ -21,61 +21,6 @@ def refusal(case, *kinds) -> str:
     return str(caught.value)
 
 
-# --- sparse gradients -----------------------------------------------------------------
-
-
-class Words(nn.Module):
-    def __init__(self, kind: type[nn.Module] = nn.Embedding) -> None:
-        super().__init__()
-        self.words = kind(10, 4, sparse=True)
-        self.out = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.words(x))
-
-
-def sparse(rank, world_size):
-    texts = [
-        refusal(lambda kind=kind: ck.register(DistributedDataParallel(Words(kind))))
-        for kind in (nn.Embedding, nn.EmbeddingBag)
-    ]
-    texts.append(refusal(lambda: ck.CompressionState(module=Words().words)))
-
-    hidden = DistributedDataParallel(Words())
-    hidden.module.words.sparse = False
-    ck.register(hidden)
-    hidden.module.words.sparse = True
-    loss = hidden(torch.tensor([[1, 2, 2]])).sum()
-    texts.append(refusal(loss.backward))
-    return texts
-
-
-def test_sparse_embeddings_are_refused(ranks):
-    for texts in ranks.run(2, sparse):
-        assert "Embedding 'words' has sparse=True" in texts[0]
-        assert "EmbeddingBag 'words' has sparse=True" in texts[1]
-        assert "use sparse=False" in texts[2]
-        assert "torch.sparse_coo" in texts[3]
-        assert "torch.strided" in texts[3]
-
-
-def sparse_but_not_reduced(rank, world_size):
-    frozen = Words()
-    frozen.words.weight.requires_grad_(False)
-    ignored = Words()
-    ignored._ddp_params_and_buffers_to_ignore = ["words.weight"]
-    for model in (frozen, ignored):
-        ddp = DistributedDataParallel(model)
-        state = ck.register(ddp)
-        ddp(torch.tensor([[1, 2, 2]])).sum().backward()
-        assert state.step == 1
-    return True
-
-
-def test_sparse_embeddings_that_ddp_leaves_alone_are_taken(ranks):
-    assert all(ranks.run(2, sparse_but_not_reduced))
-
-
 # --- dtypes ---------------------------------------------------------------------------
 
 
