@@ -246,7 +246,7 @@ def test_other_compressors_payloads_are_refused(coder) -> None:
     with pytest.raises(ValueError, match="block_size=256") as caught:
         coder.decompress(payload)
     assert str(coder) in str(caught.value)
-    with pytest.raises(TypeError, match="expected a Payload, got bytes"):
+    with pytest.raises(TypeError, match="payload must be a Payload, got bytes"):
         coder.decompress(raw(payload))
 
 
