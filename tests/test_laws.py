@@ -133,6 +133,26 @@ def test_misaligned_bytes_decode(coder, dtype) -> None:
         assert same_bits(decode(memoryview(moved)[shift:]), expected)
 
 
+def test_views_that_start_anywhere(coder, dtype) -> None:
+    """As the same values at an aligned address, and with nothing written around."""
+    numel = 1031
+    for offset in (1, 2, 3):
+        base = random((numel + 2 * offset,), dtype)
+        given, around = base.clone(), torch.full_like(base, 7.0)
+        view, out = (t[offset : offset + numel] for t in (base, around))
+        assert base.data_ptr() % 64 == 0 != view.data_ptr() % 64
+        payload = coder.compress(view, seed=1)
+        assert raw(payload) == raw(coder.compress(view.clone(), seed=1))
+        assert same_bits(base, given)
+        expected = coder.decompress(payload)
+        for decode_into in (coder.decompress, lambda p, to: decode(raw(p), to)):
+            out.fill_(7.0)
+            decode_into(payload, out)
+            assert same_bits(out.clone(), expected)
+            assert (around[:offset] == 7.0).all()
+            assert (around[-offset:] == 7.0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_complex_tensors_are_pairs_of_reals(coder, dtype) -> None:
     tensor = torch.view_as_complex(random((3, 50, 2), dtype.to_real()))
@@ -226,7 +246,7 @@ def test_other_compressors_payloads_are_refused(coder) -> None:
     with pytest.raises(ValueError, match="block_size=256") as caught:
         coder.decompress(payload)
     assert str(coder) in str(caught.value)
-    with pytest.raises(TypeError, match="expected a Payload, got bytes"):
+    with pytest.raises(TypeError, match="payload must be a Payload, got bytes"):
         coder.decompress(raw(payload))
 
 

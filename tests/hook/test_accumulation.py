@@ -10,6 +10,8 @@ from tests.hook.models import batch, digest, make
 from tests.hook.recording import MODES, Recorder, check_ledger
 from torch.nn.parallel import DistributedDataParallel
 
+import commkern as ck
+
 
 def boundaries(rank, world_size, order):
     """Two micro-batches with gradients 1 and 10 times (rank + 1); which of them is
@@ -132,3 +134,27 @@ def test_a_parameter_used_only_before_the_boundary(ranks):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(*hooked, strict=True))
     assert hooked[0][2].abs().max() > 0
+
+
+def static_graph(rank, world_size):
+    """A first step of two micro-batches, without a hook and with one."""
+    outcomes = []
+    for hooked in (False, True):
+        ddp = make(static_graph=True)
+        if hooked:
+            ck.register(ddp, "identity")
+        try:
+            with ddp.no_sync():
+                ddp(batch(rank, 0)).square().mean().backward()
+            ddp(batch(rank, 1)).square().mean().backward()
+        except RuntimeError as error:
+            outcomes.append(str(error).partition(" at ")[0])
+        else:
+            outcomes.append(digest(ddp))
+    return outcomes
+
+
+def test_the_first_step_of_a_static_graph_is_as_without_a_hook(ranks):
+    """That is, DDP fails (docs/support.md)."""
+    for plain, hooked in ranks.run(2, static_graph):
+        assert hooked == plain

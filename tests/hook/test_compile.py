@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.hook.models import ReverseOrder, batch, digest
 from torch._dynamo import config
+from torch._dynamo.backends.debugging import aot_eager
 from torch.nn.parallel import DistributedDataParallel
 
 import commkern as ck
@@ -17,31 +18,53 @@ MODES = [
     "python_reducer_without_compiled_forward",
     "no_optimization",
 ]
-NAMES = [f"layers.{i}.{kind}" for i in range(4) for kind in ("weight", "bias")]
+NAMES = [f"layers.{i}.{kind}" for i in range(3) for kind in ("weight", "bias")]
+WIDTH = 512  # a layer is 1 MB: torch takes no smaller bucket where it splits graphs
+SPLIT = {True, "ddp_optimizer"}  # a graph for each bucket
 
 
-def built(where: str):
+class Graphs:
+    """A backend that counts what it is given to compile."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, inputs):
+        self.count += 1
+        return aot_eager(graph, inputs)
+
+
+def built(where: str, backend="aot_eager"):
     """The DDP module, and what to call."""
     torch.manual_seed(0)
-    model = ReverseOrder()
+    model = ReverseOrder(WIDTH, 3)
     if where == "inside":
-        model = torch.compile(model, backend="aot_eager")
+        model = torch.compile(model, backend=backend)
     if where == "layers":
         for i, layer in enumerate(model.layers):
-            model.layers[i] = torch.compile(layer, backend="aot_eager")
-    ddp = DistributedDataParallel(model)
+            model.layers[i] = torch.compile(layer, backend=backend)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1.1)
     if where == "outside":
-        return ddp, torch.compile(ddp, backend="aot_eager")
+        return ddp, torch.compile(ddp, backend=backend)
     return ddp, ddp
 
 
 def trained(where: str, rank: int, spec: str):
+    """Digests, sums of residuals, buckets in each step, and graphs."""
     torch._dynamo.reset()
-    ddp, call = built(where)
+    graphs, buckets = Graphs(), [0] * 3
+    ddp, call = built(where, graphs)
     state = ck.register(call, spec, seed=2)  # the compiled one, too
+    submit = state.reducer.submit
+
+    def counted(bucket):
+        buckets[step] += 1
+        return submit(bucket)
+
+    state.reducer.submit = counted
     for step in range(3):
         call.zero_grad()
-        call(batch(rank, step)).square().mean().backward()
+        call(batch(rank, step, WIDTH)).square().mean().backward()
         with torch.no_grad():
             for p in ddp.parameters():
                 p -= 0.1 * p.grad
@@ -49,7 +72,8 @@ def trained(where: str, rank: int, spec: str):
     assert sorted(state.report()) == sorted(NAMES), where
     assert sorted(residuals) == sorted(n for n in NAMES if n.endswith("weight"))
     assert state.step == 3
-    return digest(ddp), {name: r.sum().item() for name, r in residuals.items()}
+    sums = {name: r.sum().item() for name, r in residuals.items()}
+    return digest(ddp), sums, buckets, graphs.count
 
 
 def every_place(rank, world_size, mode, spec):
@@ -63,10 +87,12 @@ def every_place(rank, world_size, mode, spec):
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_a_compiled_model_gets_the_same_bits(ranks, mode):
     results = ranks.run(2, every_place, mode, "quantize:bits=4,rounding=stochastic")
-    digests = {digest for result in results for digest, _ in result}
-    assert len(digests) == 1
+    assert len({digest for result in results for digest, *_ in result}) == 1
+    whole = 2 if mode in SPLIT else 1
     for result in results:
-        assert all(sums == result[0][1] for _, sums in result)
+        assert all(sums == result[0][1] for _, sums, *_ in result)
+        assert [buckets for _, _, buckets, _ in result] == [[1, 2, 2]] * 4
+        assert [graphs for *_, graphs in result] == [0, whole, whole, 2]
 
 
 def checkpoint_of_compiled(rank, world_size):

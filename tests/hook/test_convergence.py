@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.laws import EVERY
 from torch import nn
@@ -63,6 +64,80 @@ def test_an_mlp_learns_as_without_compression(ranks):
         coded = {"0.weight", "3.weight", "6.weight"}
         assert len(report) == 10
         assert {name for name, coder in report.items() if coder != "identity"} == coded
+
+
+class Side(nn.Module):
+    """Equal models side by side, each with a loss of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.models = nn.ModuleList(small_mlp() for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([model(x) for model in self.models])
+
+
+def small_mlp() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(64, 128), nn.LayerNorm(128), nn.ReLU(), nn.Linear(128, 10)
+    return nn.Sequential(*layers)
+
+
+def side_by_side(rank, world_size, specs, feedback):
+    """Held-out accuracy of each after 150 steps, and its parameters."""
+    ddp = DistributedDataParallel(Side(len(specs)))
+    coders = {f"models.{i}.*": spec for i, spec in enumerate(specs)}
+    state = ck.register(ddp, coders, feedback=feedback)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    x, y = samples(4096, seed=1)
+    order = torch.Generator().manual_seed(2)
+    for _ in range(150):
+        batch = torch.randint(4096, (64 * world_size,), generator=order)
+        batch = batch[64 * rank : 64 * (rank + 1)]
+        optimizer.zero_grad()
+        outputs, wanted = ddp(x[batch]), y[batch].repeat(len(specs))
+        loss = nn.functional.cross_entropy(outputs.flatten(0, 1), wanted)
+        (loss * len(specs)).backward()
+        optimizer.step()
+    x, y = samples(4096, seed=3)
+    with torch.no_grad():
+        right = (ddp.module(x).argmax(dim=2) == y).double().mean(dim=1).tolist()
+    report = state.report()
+    for layer in (0, 3):
+        used = [report[f"models.{i}.{layer}.weight"] for i in range(len(specs))]
+        assert used == [str(ck.compressor(spec)) for spec in specs]
+    return right, [model[0].weight.detach() for model in ddp.module.models]
+
+
+FED = [
+    "fixed_point:bits=8",
+    "float8",
+    "nvfp4",
+    "microscaling:format=mxfp4",
+    "codebook",
+    "natural",
+    "rotated",
+    "qsgd",
+    "twobit:threshold=0.05",
+]
+
+
+# Errors of ternary are larger than what feedback can make up for; without it, its noise
+# costs more than that of the others.
+@pytest.mark.parametrize(
+    ("specs", "feedback", "loss"),
+    [(FED, "error", 0.03), (["ternary"], None, 0.06)],
+    ids=["feedback", "ternary"],
+)
+def test_every_family_learns_as_without_compression(ranks, specs, feedback, loss):
+    results = ranks.run(2, side_by_side, ["identity", *specs], feedback)
+    (dense, *others), weights = results[0]
+    for number, weight in enumerate(weights):
+        assert torch.equal(weight, results[1][1][number])
+        assert not any(torch.equal(weight, other) for other in weights[:number])
+    assert dense > 0.6  # guessing: 0.1
+    found = dict(zip(specs, others, strict=True))
+    assert min(others) >= dense - loss, (dense, found)
 
 
 def tiny_layers(rank, world_size, specs):

@@ -48,7 +48,7 @@ def every_dtype(rank, world_size, specs):
             if step == 0:
                 check_bits(spec, results, parts)
             for name, result in results.items():
-                entry = (real(result).double(), [real(p[name]).double() for p in parts])
+                entry = (real(result), [real(p[name]).double() for p in parts])
                 ledger.setdefault(name, []).append(entry)
         if state.feedback is not None:
             check_ledger(spec, ledger, state, world_size)
@@ -70,13 +70,13 @@ def check_ledger(spec, ledger, state, world_size):
         assert held.dtype == torch.float32
         left = held.double()
         dist.all_reduce(left)
-        total = sum(result for result, _ in entries)
+        total = sum(result.double() for result, _ in entries)
         wanted = sum(sum(parts) for _, parts in entries) / world_size
         error = total.reshape(-1) + left / world_size - wanted.reshape(-1)
         allowed = 1e-5 * wanted.abs().max()
-        info = torch.finfo(getattr(torch, name.removeprefix("of_")))
+        info = torch.finfo(entries[0][0].dtype)
         if info.bits == 16:  # half a unit of each result
-            rounded = sum(result.abs() for result, _ in entries)
+            rounded = sum(result.double().abs() for result, _ in entries)
             allowed = allowed + info.eps / 2 * rounded.reshape(-1)
         assert (error.abs() <= allowed).all(), (spec, name, error.abs().max())
 
@@ -132,13 +132,42 @@ def places_change(rank, world_size, spec):
     return order
 
 
-@pytest.mark.parametrize("spec", ["quantize:bits=4,rounding=stochastic", "fixed_point"])
-def test_buckets_of_two_dtypes_may_change_places(ranks, spec):
-    first = [(0, "torch.bfloat16"), (1, "torch.float32")]
-    for order in ranks.run(2, places_change, spec):
-        assert set(order[:2]) == set(first)
-        swapped = {(0, "torch.float32"), (1, "torch.bfloat16")}
-        assert [set(order[i : i + 2]) for i in (2, 4, 6)] == [swapped] * 3
+def residuals_change_places(rank, world_size, spec):
+    """With error feedback: what every iteration leaves is that parameter's own."""
+    torch.manual_seed(0)
+    ddp, order, ledger = DistributedDataParallel(TwoTypes()), [], {}
+    state = ck.CompressionState(None, spec, module=ddp, exempt=None)
+    ddp.register_comm_hook((state, order), watched)
+    for step in range(4):
+        ddp.zero_grad()
+        ddp(inputs(rank, step)).float().sum().backward()
+        parts = [local(ddp.module, r, step) for r in range(world_size)]
+        for name, p in ddp.module.named_parameters():
+            assert p.grad.dtype == p.dtype
+            entry = (p.grad.clone(), [part[name].double() for part in parts])
+            ledger.setdefault(name, []).append(entry)
+        check_ledger(spec, ledger, state, world_size)
+        residuals = state.state_dict()["residuals"]
+        assert all(residuals[f"{layer}.weight"].any() for layer in ("first", "second"))
+    return order
+
+
+@pytest.mark.parametrize(
+    ("run", "spec"),
+    [
+        (places_change, "quantize:bits=4,rounding=stochastic"),
+        (places_change, "fixed_point"),
+        (residuals_change_places, "quantize:bits=4,rounding=stochastic"),
+        (residuals_change_places, "sign"),
+    ],
+)
+def test_buckets_of_two_dtypes_may_change_places(ranks, run, spec):
+    first = {(0, "torch.bfloat16"), (1, "torch.float32")}
+    swapped = {(0, "torch.float32"), (1, "torch.bfloat16")}
+    for order in ranks.run(2, run, spec):
+        found = [set(order[i : i + 2]) for i in (0, 2, 4, 6)]
+        assert found == [first] + [swapped] * 3
+        assert len(order) == 8
 
 
 # --- complex parameters ---------------------------------------------------------------

@@ -36,7 +36,7 @@ def poisoned_step(rank, world_size, spec, value, bad_step):
     return runs
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_a_non_finite_step_is_seen_everywhere_and_leaves_no_trace(ranks, value):
     for spec in everything():
         for bad, clean in ranks.run(2, poisoned_step, spec, value, 3):

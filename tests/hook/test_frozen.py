@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import commkern as ck
 
 
-def frozen(rank, world_size, keep_state):
+def frozen(rank, world_size, keep_state, spec="quantize:bits=4"):
     """Head b is frozen for 3 steps, then trained; body is frozen after 6. DDP wants to
     be made anew whenever what is trained changes; the residuals go with the state, or
     with its state_dict."""
@@ -25,7 +25,7 @@ def frozen(rank, world_size, keep_state):
         if phase == 2:
             model.body.requires_grad_(False)
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
-        recorder = Recorder(ddp, "quantize:bits=4")
+        recorder = Recorder(ddp, spec)
         if state is not None and keep_state:
             recorder.state = state
         elif state is not None:
@@ -62,21 +62,43 @@ def test_freezing_and_unfreezing(ranks, keep_state):
     check_ledger(whole)
 
 
-def frozen_under_a_live_ddp(rank, world_size, find_unused):
+def frozen_without_a_hook(rank, world_size):
+    torch.manual_seed(0)
+    model = Heads()
+    for phase in range(3):
+        model.b.requires_grad_(phase > 0)
+        model.body.requires_grad_(phase < 2)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+        for step in range(3):
+            ddp(batch(rank, 10 * phase + step, 40)).square().mean().backward()
+            descend(ddp)
+    return digest(ddp)
+
+
+@pytest.mark.parametrize("keep_state", [True, False])
+def test_freezing_and_unfreezing_is_as_without_a_hook(ranks, keep_state):
+    plain = ranks.run(2, frozen_without_a_hook)
+    hooked = ranks.run(2, frozen, keep_state, "identity")
+    assert [result[3] for result in hooked] == plain
+
+
+def frozen_under_a_live_ddp(rank, world_size, find_unused, spec="quantize:bits=4"):
     ddp = heads(find_unused_parameters=find_unused)
-    recorder = Recorder(ddp, "quantize:bits=4")
+    recorder = Recorder(ddp, spec) if spec else None
     residuals = []
     for step in range(6):
         ddp.module.b.requires_grad_(step not in (2, 3))
         ddp(batch(rank, step, 40)).square().mean().backward()
-        recorder.note()
+        if recorder:
+            recorder.note()
+            held = recorder.state.state_dict()["residuals"]
+            residuals.append(held.get("b.weight"))
         descend(ddp)
-        residuals.append(recorder.state.state_dict()["residuals"]["b.weight"])
         if not find_unused and step == 2:
             with pytest.raises(RuntimeError, match="finished reduction"):
                 ddp(batch(rank, step, 40))
             return None
-    return recorder.summary(), residuals, digest(ddp)
+    return recorder and recorder.summary(), residuals, digest(ddp)
 
 
 def test_freezing_under_a_live_ddp_needs_find_unused_parameters(ranks):
@@ -87,6 +109,12 @@ def test_freezing_under_a_live_ddp_needs_find_unused_parameters(ranks):
     for _, residuals, _ in results:
         assert torch.equal(residuals[1], residuals[3])
         assert not torch.equal(residuals[3], residuals[4])
+    plain, hooked = (
+        [digest for *_, digest in ranks.run(2, frozen_under_a_live_ddp, True, spec)]
+        for spec in (None, "identity")
+    )
+    assert hooked == plain
+    assert plain[0] == plain[1] != results[0][2]
 
 
 def ignored(rank, world_size, delayed):

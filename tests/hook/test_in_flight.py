@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import time
+
 import pytest
 import torch
 from tests.hook.models import digest
+from tests.hook.recording import Recorder, check_ledger
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,21 +30,26 @@ def step_of(ddp, rank):
 
 
 def many(rank, world_size, spec):
+    """20 steps: what the recorder has of them, the parameters, and what is left of the
+    last step's gradients."""
     ddp = deep()
-    state = ck.register(ddp, spec)
+    recorder = Recorder(ddp, spec)
     for _ in range(20):
         step_of(ddp, rank)
+        recorder.note()
         with torch.no_grad():
             for p in ddp.parameters():
                 p -= 0.01 * p.grad
-    return digest(ddp), state.step
+    buckets = [len(step) for step in recorder.buckets[:20]]
+    return recorder.summary(), digest(ddp), recorder.state.step, buckets
 
 
-@pytest.mark.parametrize("spec", ["quantize:bits=8", "fixed_point:bits=8"])
+@pytest.mark.parametrize("spec", ["identity", "quantize:bits=8", "fixed_point:bits=8"])
 def test_many_buckets(ranks, spec):
     first, second = ranks.run(2, many, spec)
-    assert first == second
-    assert first[1] == 20
+    check_ledger([first[0], second[0]], spec)
+    assert first[1:] == second[1:]
+    assert first[2:] == (20, [1] + 19 * [LAYERS])
 
 
 class Fails:
@@ -72,19 +81,25 @@ def failing(rank, world_size, number):
             return Fails(bound, number) if len(runs) == 5 else bound
 
         transport.bind = bind_and_fail
+    started = time.monotonic()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - another on each rank
         step_of(ddp, rank)
+    elapsed = time.monotonic() - started
     error = caught.value
-    return type(error).__name__, str(error), getattr(error, "__notes__", None)
+    return type(error).__name__, str(error), getattr(error, "__notes__", []), elapsed
 
 
-@pytest.mark.parametrize("number", [0, 2, 3], ids="round {}".format)
+@pytest.mark.parametrize("number", range(4), ids="round {}".format)
 def test_a_failure_in_any_stage_ends_both_ranks(ranks, number):
-    (kind, text, _), (own, own_text, notes) = ranks.run(2, failing, number)
+    results = ranks.run(2, failing, number, group_timeout_s=10)
+    assert max(elapsed for *_, elapsed in results) < 10
+    (kind, text, *_), (own, own_text, notes, _) = results
     assert kind == "PeerFailed"
     assert "rank 1" in text
     assert (own, own_text) == ("RuntimeError", "injected")
-    if notes is not None:  # Python 3.11
-        (note,) = notes
-        assert "rank 1, step 2, bucket 4: " in note
-        assert ".weight; compressors fixed_point:bits=8" in note
+    if sys.version_info < (3, 11):
+        assert notes == []
+        return
+    (note,) = notes
+    assert "rank 1, step 2, bucket 4: " in note
+    assert ".weight; compressors fixed_point:bits=8" in note

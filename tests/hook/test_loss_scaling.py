@@ -7,6 +7,7 @@ import torch
 from tests.hook.given import reduced, registered
 from tests.hook.models import digest, make
 from tests.laws import EVERY
+from tests.simulation import same_bits, two_shot
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -147,6 +148,87 @@ def test_a_skipped_step_leaves_no_trace_but_the_scale(ranks, spec):
         assert scales == [1024.0] * 3 + [512.0] * 4
         assert plain == [1024.0] * 6
     assert results[0][0][0] == results[1][0][0]
+
+
+# --- clipping -------------------------------------------------------------------------
+
+
+def clipped(rank, world_size, spec):
+    """Clipped between unscale_ and step, with an overflow on rank 1 in step 3: what the
+    parameters are, the norms, the scales."""
+    ddp, scaler = small(), scaler_of(growth_interval=2)
+    if spec:
+        ck.register(ddp, spec, grad_scaler=scaler)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.5, momentum=0.9)
+    norms, scales = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = ddp(batch(rank, step)).square().mean()
+        if (step, rank) == (3, 1):
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(ddp.parameters(), 0.01)
+        scaler.step(optimizer)
+        scaler.update()
+        norms.append(str(norm.item()))  # NaN equals NaN
+        scales.append(scaler.get_scale())
+    return digest(ddp), norms, scales
+
+
+def test_clipping_of_unscaled_gradients(ranks):
+    plain = ranks.run(2, clipped, None)
+    identity = ranks.run(2, clipped, "identity")
+    coded = ranks.run(2, clipped, "quantize:bits=8")
+    assert plain[0] == plain[1] == identity[0] == identity[1]
+    _, norms, scales = plain[0]
+    assert scales == [1024, 2048, 2048, 1024, 1024, 2048]
+    clipped_at_all = [float(norm) > 0.01 for norm in norms[:3] + norms[4:]]
+    assert all(clipped_at_all)
+    assert norms[3] == "nan"
+    assert coded[0] == coded[1]
+    assert coded[0][2] == scales
+    assert coded[0][0] != plain[0][0]
+    assert coded[0][1][3] == "nan"
+
+
+# --- without grad_scaler= -------------------------------------------------------------
+
+
+def of_a_changed_scale(rank, world_size, told):
+    """Scales 1, 1, 4, 4, 4. Gradients in bits against a simulation, and how far results
+    and residual are from the sum of gradients, at scale 1, after each step."""
+    spec, values = "quantize:bits=4", {"w": torch.linspace(-1, 1, 1300)}
+    scaler, coder = scaler_of(init_scale=1.0), ck.compressor("quantize:bits=4")
+    ddp, state = registered(values, spec, **{"grad_scaler": scaler} if told else {})
+    kept, total, missing = torch.zeros(1300), torch.zeros(1300).double(), []
+    for step, scale in enumerate([1.0, 1.0, 4.0, 4.0, 4.0]):
+        scaler.scale(torch.zeros(()))
+        scaler.update(scale)
+        if told and step == 2:
+            kept *= 4.0
+        ddp.zero_grad()
+        scaler.scale(ddp(values)).backward()
+        given = [values["w"] * scale]
+        more = {"residuals": [kept], "name": "w", "step": step}
+        wanted = two_shot(coder, given, average=True, **more)
+        assert same_bits(ddp.module.w.grad, wanted), step
+        total += ddp.module.w.grad.double() / scale - values["w"].double()
+        missing.append(total + state.state_dict()["residuals"]["w"] / scale)
+        if step == 1:
+            before = kept.double()
+    return missing, before
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_residuals_of_a_changed_scale(ranks, told):
+    """Without grad_scaler= they are taken for a quarter of what they are, once."""
+    ((missing, before),) = ranks.run(1, of_a_changed_scale, told)
+    assert before.abs().max() > 0.05
+    lost = torch.zeros_like(before) if told else -0.75 * before
+    for step, found in enumerate(missing):
+        expected = lost if step >= 2 else torch.zeros_like(before)
+        assert (found - expected).abs().max() < 2e-6, step
 
 
 # --- every compressor tells every rank ------------------------------------------------

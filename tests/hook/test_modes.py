@@ -92,7 +92,9 @@ def warm_up(rank, world_size, start_step, spec):
         factors.append(recorder.state.stats()["compression_factor"])
         exact.append(outputs)
     residuals = recorder.state.residuals
-    return recorder.summary(), factors, set(residuals.names()), recorder.steps, exact
+    buckets = [len(step) for step in recorder.buckets[:6]]
+    names = set(residuals.names())
+    return recorder.summary(), factors, names, recorder.steps, exact, buckets
 
 
 @pytest.mark.parametrize("start_step", [0, 1, 2])
@@ -100,7 +102,8 @@ def test_compression_may_start_before_at_or_after_the_rebuild(ranks, start_step)
     for spec in ("quantize:bits=4", "sign"):
         results = ranks.run(2, warm_up, start_step, spec)
         check_ledger([r[0] for r in results], (start_step, spec))
-        for _, factors, names, _, outputs in results:
+        for _, factors, names, _, outputs, buckets in results:
+            assert buckets == [1, 1, 4, 4, 4, 4]
             assert [f > 2 for f in factors] == [s >= start_step for s in range(6)]
             assert names == {f"layers.{i}.weight" for i in range(4)}
             for step in range(start_step):

@@ -102,11 +102,16 @@ def test_every_size_at_odd_numbers_of_ranks(world_size):
             assert same_bits(result, expected), calls[step]
 
 
-@pytest.mark.parametrize("world_size", [3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_a_large_size_that_nothing_divides(world_size):
     numel = 1_000_003
-    calls = [("identity", numel), ("quantize:bits=8", numel)]
-    exact, coded = all_reduced(world_size, calls)
+    specs = ["identity", "quantize:bits=8", "fixed_point:bits=16", "sign"]
+    exact, coded, *others = all_reduced(world_size, [(s, numel) for s in specs])
+    for step, spec in enumerate(specs[2:], 2):
+        draws = {"name": "w", "seed": 1, "step": step}
+        expected = two_shot(spec, multiples(world_size, numel), **draws)
+        for result in others[step - 2]:
+            assert same_bits(result, expected), spec
     wanted = (torch.arange(numel) + 1.0) * (world_size * (world_size + 1) / 2)
     for result in exact:
         assert torch.equal(result, wanted)

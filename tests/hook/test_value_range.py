@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.hook.given import reduced, registered, simulated
 from tests.laws import EVERY
 from tests.simulation import same_bits, two_shot
+
+import commkern as ck
 
 INF = float("inf")
 
@@ -66,9 +69,48 @@ def test_sums_of_codes_do_not_wrap_around(ranks):
 
 def test_sums_over_three_hundred_ranks_do_not_wrap_around():
     wanted = torch.tensor([1.0, -1.0, 0.5])
-    for spec, bound in (("quantize:bits=8", 1 / 127), ("quantize:bits=4", 1 / 7)):
+    bounds = {"quantize:bits=8": 1 / 127, "quantize:bits=4": 1 / 7}
+    bounds["fixed_point:bits=16"] = 300 / 2**15  # a step: 300 such codes fit
+    for spec, bound in bounds.items():
+        ck.compressor(spec).check_world_size(300)
         result = two_shot(spec, [wanted] * 300, average=True)
         assert (result - wanted).abs().max() <= bound, spec
+    with pytest.raises(ValueError, match="bits=8 serves at most 63 ranks, got 300"):
+        ck.compressor("fixed_point:bits=8").check_world_size(300)
+
+
+EIGHT_BIT_FLOATS = [
+    "float8:format=e4m3",
+    "float8:format=e5m2",
+    "float8:block_size=None",
+    "microscaling:format=mxfp8_e4m3",
+    "microscaling:format=mxfp8_e5m2",
+]
+
+
+def past_the_largest_float8(rank, world_size):
+    """448 is the largest number of e4m3: scales must take in what is larger."""
+    values = {"w": torch.tensor([1000.0, -1000.0, 1.0]).repeat(200)}
+    return {
+        spec: reduced(registered(values, spec)[0], values)["w"]
+        for spec in EIGHT_BIT_FLOATS
+    }
+
+
+def test_values_past_the_largest_float8(ranks):
+    wanted = torch.tensor([1000.0, -1000.0, 1.0]).repeat(200)
+    for results in ranks.run(2, past_the_largest_float8):
+        for spec, result in results.items():
+            coder = ck.compressor(spec)
+            once = coder.decompress(coder.compress(wanted))
+            bound = coder.error_bound(1000.0, "float32")
+            assert bound <= 130, spec  # an eighth, of mxfp8 e5m2
+            assert (once - wanted).abs().max() <= bound, spec
+            # Of each part, and of their sum; halved for the average.
+            bound += coder.error_bound(2 * (1000.0 + bound), "float32") / 2
+            assert (result - wanted).abs().max() <= bound, spec
+            if spec.startswith("float8"):  # a scale for the largest element
+                assert (once[:2] - wanted[:2]).abs().max() <= 70, spec
 
 
 def zeros(rank, world_size):

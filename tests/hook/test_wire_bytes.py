@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from tests.hook.given import reduced, registered
 from tests.hook.models import make, train
+from tests.laws import DTYPES, EVERY
 
 import commkern as ck
 from commkern.connections import Connections
@@ -32,16 +33,19 @@ BODIES = {
 
 
 class Counted:
-    """A process group that counts the bytes it sends."""
+    """A process group that counts the bytes it sends. Nothing but bytes goes through
+    it: gloo and NCCL know few dtypes."""
 
     def __init__(self, group, sent: list[int]) -> None:
         self.group, self.sent = group, sent
 
     def send(self, tensors, peer, tag):
+        assert all(t.dtype == torch.uint8 for t in tensors)
         self.sent.append(sum(t.numel() * t.element_size() for t in tensors))
         return self.group.send(tensors, peer, tag)
 
     def recv(self, tensors, peer, tag):
+        assert all(t.dtype == torch.uint8 for t in tensors)
         return self.group.recv(tensors, peer, tag)
 
 
@@ -89,6 +93,26 @@ def test_bytes_of_two_stages(ranks):
         assert 0 <= padded < 32, sent
         assert len(sent) == 8
         assert stats["bytes_sent"] == sum(sent)
+
+
+def nothing_but_bytes(rank, world_size):
+    """How many messages each compressor sends of each dtype."""
+    messages = {}
+    for spec in EVERY:
+        for dtype in DTYPES:
+            values = {"w": torch.linspace(-1, 1, 1200).to(dtype)}
+            ddp, _ = registered(values, spec)
+            sent: list[int] = []
+            with counting(sent):
+                reduced(ddp, values)
+            messages[spec, dtype] = len(sent)
+    return messages
+
+
+def test_every_compressor_sends_bytes(ranks):
+    for messages in ranks.run(2, nothing_but_bytes):
+        assert len(messages) == len(EVERY) * len(DTYPES)
+        assert min(messages.values()) >= 4
 
 
 def a_model(rank, world_size, spec, start_step):
