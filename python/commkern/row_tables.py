@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from commkern.inputs import real_view
@@ -47,7 +48,8 @@ class Table:
         entries = real_view(values).reshape(len(numbers), self.width)
         if gradient.is_coalesced():
             return numbers, entries
-        rows, places = numbers.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        found = np.unique(numbers.numpy(), return_inverse=True)
+        rows, places = map(torch.from_numpy, found)
         add = torch.ops.aten.embedding_dense_backward
         return rows, add(
             entries, places, len(rows), padding_idx=-1, scale_grad_by_freq=False
