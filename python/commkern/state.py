@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -174,10 +174,7 @@ class CompressionState:
             dense_every=dense_every,
             plain=sparse,
         )
-        for coder in self._policy.known:
-            check_feedback(coder, self.feedback)
-            resolve(algorithm, coder.aggregation)
-            coder.check_world_size(runs.world_size)
+        _check_coders(self._policy.known, self.feedback, algorithm, runs.world_size)
         units = Units(grad_scaler, learning_rate)
         settings = Settings(
             op="avg",
@@ -192,7 +189,6 @@ class CompressionState:
         dtype = DTYPES[residual_dtype]
         sizes = {name: real_numel(p) for name, p in parameters.items()}
         trains = {name: p for name, p in parameters.items() if p.requires_grad}
-        dtypes = {name: p.dtype.to_real() for name, p in trains.items()}
         self._reducer: Reducer | None = Reducer(
             runs,
             settings,
@@ -202,7 +198,7 @@ class CompressionState:
             units,
             trained=trains.values(),
             sparse=sparse,
-            delay=Delay(sizes, dtypes) if delayed else None,
+            delay=_delay(trains, sizes) if delayed else None,
             sample_every=sample_every,
             check_inputs=check_inputs,
         )
@@ -416,6 +412,23 @@ class CompressionState:
         reducer.stores.rejoin(joined, self.step)
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
+
+
+def _check_coders(
+    coders: Iterable[Compressor],
+    feedback: Feedback | None,
+    algorithm: str,
+    world_size: int,
+) -> None:
+    for coder in coders:
+        check_feedback(coder, feedback)
+        resolve(algorithm, coder.aggregation)
+        coder.check_world_size(world_size)
+
+
+def _delay(trains: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Delay:
+    dtypes = {name: p.dtype.to_real() for name, p in trains.items()}
+    return Delay(sizes, dtypes)
 
 
 def _check_switches(
