@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,35 +13,28 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commkern import auto, checkpoint, copies
-from commkern.admission import check_module, plain_name, unwrapped
+from commkern.admission import check_module, unwrapped
 from commkern.advice import CANDIDATES, Advice
 from commkern.assignment import Choice, PerParameter
-from commkern.compose import NONFINITE, Settings
-from commkern.compressors import Compressor, Identity
-from commkern.delayed import Delay
+from commkern.compose import Settings
+from commkern.compressors import Compressor
 from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.forecast import state_advice
 from commkern.groups import worker
-from commkern.inputs import (
-    check_feedback,
-    check_narrow,
-    check_owing,
-    check_rollback,
-    checked_bool,
-    checked_int,
-    checked_seed,
-    real_numel,
-    real_view,
-)
-from commkern.layout import Member, check_names
-from commkern.ledger import check_countable
+from commkern.inputs import check_narrow, checked_int, checked_seed, real_numel
 from commkern.owner import check_owner
 from commkern.per_rank import PerRank
 from commkern.policy import Exempt, Policy, Predicate
 from commkern.reducer import Reducer
+from commkern.registration import (
+    check_coders,
+    check_switches,
+    delay_of,
+    group_of,
+    named_parameters,
+)
 from commkern.residuals import ResidualStore
-from commkern.schedules import resolve
 from commkern.sparse import check_delayed, sparse_names
 from commkern.stores import Stores
 from commkern.units import Units
@@ -148,11 +141,11 @@ class CompressionState:
             "ledger": ledger,
             "check_inputs": check_inputs,
         }
-        _check_switches(self.feedback, nonfinite, learning_rate, **switches)
+        check_switches(self.feedback, nonfinite, learning_rate, **switches)
         check_narrow(self.feedback, residual_dtype, ledger)
         module = unwrapped(module)
         check_module(module)
-        runs = worker(_group_of(module, process_group))
+        runs = worker(group_of(module, process_group))
         choice = auto.read(
             compressor,
             start_step,
@@ -161,7 +154,7 @@ class CompressionState:
             delayed=delayed,
             dense_every=dense_every,
         )
-        parameters = _named_parameters(module, choice)
+        parameters = named_parameters(module, choice)
         self._parameter_names = list(parameters)
         sparse = sparse_names(module, parameters)
         check_delayed({name: parameters[name] for name in sparse}, delayed)
@@ -174,7 +167,7 @@ class CompressionState:
             dense_every=dense_every,
             plain=sparse,
         )
-        _check_coders(self._policy.known, self.feedback, algorithm, runs.world_size)
+        check_coders(self._policy.known, self.feedback, algorithm, runs.world_size)
         units = Units(grad_scaler, learning_rate)
         settings = Settings(
             op="avg",
@@ -198,7 +191,7 @@ class CompressionState:
             units,
             trained=trains.values(),
             sparse=sparse,
-            delay=_delay(trains, sizes) if delayed else None,
+            delay=delay_of(trains, sizes) if delayed else None,
             sample_every=sample_every,
             check_inputs=check_inputs,
         )
@@ -412,72 +405,3 @@ class CompressionState:
         reducer.stores.rejoin(joined, self.step)
         if isinstance(self.compressor, auto.AutoChoice):
             self.compressor.rejoin(self.step)
-
-
-def _check_coders(
-    coders: Iterable[Compressor],
-    feedback: Feedback | None,
-    algorithm: str,
-    world_size: int,
-) -> None:
-    for coder in coders:
-        check_feedback(coder, feedback)
-        resolve(algorithm, coder.aggregation)
-        coder.check_world_size(world_size)
-
-
-def _delay(trains: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Delay:
-    dtypes = {name: p.dtype.to_real() for name, p in trains.items()}
-    return Delay(sizes, dtypes)
-
-
-def _check_switches(
-    feedback: Feedback | None, nonfinite: str, learning_rate: Any, **switches: Any
-) -> None:
-    if nonfinite not in NONFINITE:
-        raise ValueError(f"nonfinite must be one of {NONFINITE}, got {nonfinite!r}")
-    for what, value in switches.items():
-        checked_bool(what, value)
-    check_rollback(feedback, switches["rollback"])
-    if learning_rate is not None:
-        check_owing(feedback)
-    if switches["ledger"]:
-        check_countable(feedback)
-
-
-def _group_of(module: torch.nn.Module, process_group: Any) -> Any:
-    if not isinstance(module, DistributedDataParallel):
-        return process_group
-    own = module.process_group
-    given = process_group if process_group is not None else own
-    if given is not own:
-        raise ValueError(
-            f"process_group is {given}, but the DDP module reduces over {own}"
-        )
-    return own
-
-
-def _check_parameter(name: str, parameter: torch.Tensor, compressor: object) -> None:
-    try:
-        real_view(parameter, compressor)
-    except TypeError as error:
-        raise TypeError(f"parameter {plain_name(name)!r}: {error}") from None
-
-
-def _named_parameters(
-    module: torch.nn.Module, compressor: object
-) -> dict[str, torch.Tensor]:
-    """Parameters by their name in the user's model. TypeError for what cannot be
-    reduced, ValueError for names that random draws cannot tell apart."""
-    ignored: set[str] = getattr(module, "parameters_to_ignore", set())
-    if isinstance(module, DistributedDataParallel):
-        module = module.module
-    named: dict[str, torch.Tensor] = {}
-    for name, parameter in module.named_parameters():
-        if name in ignored:
-            continue
-        if parameter.requires_grad:
-            _check_parameter(name, parameter, compressor)
-        named[plain_name(name)] = parameter
-    check_names([Member(name, 0, 0, Identity()) for name in named])
-    return named
