@@ -61,7 +61,7 @@ def advise(
     """Whether compressing a reduction of ``numel`` elements pays.
 
     A model of the CPU kernels: nothing is measured, and nothing communicated.
-    "identity" stands for no hook, too, which costs the same.
+    "identity" stands for no hook, too, which costs about the same.
 
     Parameters
     ----------
