@@ -60,12 +60,14 @@ def time_in_turn(
     return dict(zip(ways, medians, strict=True))
 
 
-def sample(world_size: int, in_rank: Callable[..., dict[str, float]]) -> Samples:
-    """Call ``in_rank(rank, world_size)`` in several fresh sets of processes."""
+def sample(
+    world_size: int, in_rank: Callable[..., dict[str, float]], *args: Any
+) -> Samples:
+    """Call ``in_rank(rank, world_size, *args)`` in several fresh sets of processes."""
     runs = []
     for _ in range(FRESH_PROCESSES):
         with RankPool() as pool:
-            runs.append(pool.run(world_size, in_rank, timeout_s=_TIMEOUT_S)[0])
+            runs.append(pool.run(world_size, in_rank, *args, timeout_s=_TIMEOUT_S)[0])
     return Samples({way: [run[way] for run in runs] for way in runs[0]})
 
 
