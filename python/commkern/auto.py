@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from commkern.gather import gather
 from commkern.groups import GroupWorker
 from commkern.inputs import check_feedback, checked_int, checked_number
 from commkern.timeline import StepTimes
+from commkern.watch import LOG
 
-_LOG = logging.getLogger("commkern")
 _ENOUGH = 2  # samples of a candidate that all ranks have
 _PATIENCE = 3  # times the rounds that are wanted, before it ends without a comparison
 _NONE = -1.0
@@ -170,7 +169,7 @@ class AutoChoice:
         self._samples.clear()
         names = map(short_name, self._coders)
         self._milliseconds = dict(zip(names, costs, strict=False))
-        _LOG.info("%s", self.sentence())
+        LOG.info("%s", self.sentence())
 
     def sentence(self) -> str:
         """What was chosen and why, in one line."""

@@ -98,8 +98,8 @@ def give_up(group: dist.ProcessGroup, step: int, error_preamble: torch.Tensor) -
     if not found.opened:
         rendezvous.give_up(group, step, found.abandoned)
         return
-    mine = dist.get_rank(group)
-    for peer in range(dist.get_world_size(group)):
+    mine = group.rank()
+    for peer in range(group.size()):
         if peer != mine:
             with contextlib.suppress(RuntimeError):  # that rank is gone
                 carrier = found.carrier(group, mine, peer)

@@ -103,25 +103,6 @@ def check_rollback(feedback: Feedback | None, rollback: bool) -> None:
         )
 
 
-def check_narrow(feedback: Feedback | None, residual_dtype: str, ledger: bool) -> None:
-    """ValueError for a dtype of residuals that there is none of, and for one that
-    rounds where sums must stay exact."""
-    if residual_dtype not in ("fp32", "bf16"):
-        raise ValueError(
-            f"residual_dtype must be 'fp32' or 'bf16', got {residual_dtype!r}"
-        )
-    if residual_dtype == "bf16" and ledger:
-        raise ValueError(
-            "ledger=True needs residual_dtype='fp32', got 'bf16': what that rounds "
-            "away is lost"
-        )
-    if residual_dtype == "bf16" and feedback is not None and feedback.accumulates:
-        raise ValueError(
-            f"feedback {str(feedback)!r} needs residual_dtype='fp32', got 'bf16': its "
-            "residuals are running sums"
-        )
-
-
 def check_owing(feedback: Feedback | None) -> None:
     """ValueError where residuals are not what is owed, and follow no learning rate."""
     if feedback is not None and feedback.accumulates:

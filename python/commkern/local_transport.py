@@ -176,5 +176,4 @@ class LocalRun:
         return whole[piece.offset : piece.offset + piece.nbytes]
 
     def _preamble(self, buffer: str, number: int, peer: int) -> Bytes:
-        at = (number * self._plan.world_size + peer) * NBYTES
-        return self._view(Slice(buffer, at, NBYTES))
+        return self._view(self._plan.preamble_place(buffer, number, peer))

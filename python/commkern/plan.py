@@ -15,6 +15,7 @@ import numpy as np
 
 from commkern.compressors.base import KernelCall
 from commkern.layout import Member
+from commkern.wire.preamble import NBYTES as PREAMBLE_NBYTES
 
 #: Buffers that the caller owns; all others are workspace.
 EXTERNAL = (
@@ -135,6 +136,11 @@ class Plan:
         received = (transfer for e in self.exchanges for transfer in e.receives)
         buffers = ((peer, p.buffer) for peer, pieces in received for p in pieces)
         return frozenset(peer for peer, buffer in buffers if buffer == "data")
+
+    def preamble_place(self, buffer: str, number: int, peer: int) -> Slice:
+        """Where one of the three buffers of preambles holds a round's and peer's."""
+        at = (number * self.world_size + peer) * PREAMBLE_NBYTES
+        return Slice(buffer, at, PREAMBLE_NBYTES)
 
     @cached_property
     def residual_rows(self) -> Any:

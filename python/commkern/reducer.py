@@ -151,9 +151,11 @@ class Reducer:
             units = self.units.read()
             self._scale = units.loss_scale or self.units.current.loss_scale
         backward, submitted = self._backward, self.timeline.clock()
-        at_once = self.delay is None or not self._policy.has_begun(step)
+        delay = self.delay
+        if delay is not None and not self._policy.has_begun(step):
+            delay = None
         guard = None
-        if self._check_inputs and at_once and dense:
+        if self._check_inputs and delay is None and dense:
             guard = InputGuard(buffer, sizes, bucket.parameters())
 
         def reduce(gradients: torch.Tensor) -> torch.Tensor:
@@ -169,10 +171,10 @@ class Reducer:
                     self._close_step(step, backward)
             return gradients
 
-        if self.delay is None or at_once:
+        if delay is None:
             given = buffer if guard is None else guard.copy
             return self.worker.submit(lambda: reduce(given)), None
-        return self.delay.trade(
+        return delay.trade(
             self.worker.submit, reduce, buffer, sizes, scale=self._scale, last=last
         )
 

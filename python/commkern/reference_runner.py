@@ -109,9 +109,7 @@ class _Run:
                     packed = replace(
                         shared, sender=sender, body_nbytes=nbytes, round=number
                     ).pack()
-                    at = number * plan.world_size + transfer.peer
-                    at *= wire_preamble.NBYTES
-                    place = Slice(buffer, at, wire_preamble.NBYTES)
+                    place = plan.preamble_place(buffer, number, transfer.peer)
                     self.view(place)[:] = bytearray(packed)
 
     def step(self, step: Step) -> None:

@@ -180,8 +180,8 @@ def give_up(group: dist.ProcessGroup, step: int, held: list[Any]) -> None:
     Does not wait; what the messages use is left in ``held``.
     """
     said = _SIZE.pack(_GAVE_UP | step)
-    for peer in range(dist.get_world_size(group)):
-        if peer == dist.get_rank(group):
+    for peer in range(group.size()):
+        if peer == group.rank():
             continue
         sent, received = (
             torch.frombuffer(bytearray(said), dtype=torch.uint8) for _ in range(2)

@@ -22,7 +22,7 @@ from commkern.feedback import Feedback
 from commkern.feedback import feedback as read_feedback
 from commkern.forecast import state_advice
 from commkern.groups import worker
-from commkern.inputs import check_narrow, checked_int, checked_seed, real_numel
+from commkern.inputs import checked_int, checked_seed, real_numel
 from commkern.owner import check_owner
 from commkern.per_rank import PerRank
 from commkern.policy import Exempt, Policy, Predicate
@@ -39,7 +39,7 @@ from commkern.sparse import check_delayed, sparse_names
 from commkern.stores import Stores
 from commkern.units import Units
 from commkern.watch import registered
-from commkern.widened import DTYPES
+from commkern.widened import DTYPES, check_narrow
 
 
 class CompressionState:

@@ -237,8 +237,7 @@ class _BoundTransport:
         return self._buffers.view(piece)
 
     def _preamble(self, buffer: str, number: int, peer: int) -> torch.Tensor:
-        at = (number * self._plan.world_size + peer) * wire.NBYTES
-        return self._view(Slice(buffer, at, wire.NBYTES))
+        return self._view(self._plan.preamble_place(buffer, number, peer))
 
     def _send(self, piece: torch.Tensor, peer: int, tag: int) -> Any:
         self._transport.bytes_sent += piece.numel()
@@ -329,7 +328,7 @@ class _BoundTransport:
     def _exchange_text(self, peer: int, mine: str) -> str:
         """Both ends of a mismatch see it, so each tells the other what it has."""
         raw = mine.encode()[:_TEXT_NBYTES].ljust(_TEXT_NBYTES, b"\0")
-        sent = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        sent = _as_tensor(raw)
         received = torch.zeros(_TEXT_NBYTES, dtype=torch.uint8)
         works: list[Any] = []
         self._abandon((works, sent, received))

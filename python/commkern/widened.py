@@ -8,11 +8,31 @@ from dataclasses import dataclass
 
 import torch
 
+from commkern.feedback import Feedback
 from commkern.plan import Plan
 from commkern.residuals import ResidualStore
 
 _LARGEST = torch.finfo(torch.bfloat16).max
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def check_narrow(feedback: Feedback | None, residual_dtype: str, ledger: bool) -> None:
+    """ValueError for a dtype of residuals that there is none of, and for one that
+    rounds where sums must stay exact."""
+    if residual_dtype not in tuple(DTYPES):
+        raise ValueError(
+            f"residual_dtype must be 'fp32' or 'bf16', got {residual_dtype!r}"
+        )
+    if residual_dtype == "bf16" and ledger:
+        raise ValueError(
+            "ledger=True needs residual_dtype='fp32', got 'bf16': what that rounds "
+            "away is lost"
+        )
+    if residual_dtype == "bf16" and feedback is not None and feedback.accumulates:
+        raise ValueError(
+            f"feedback {str(feedback)!r} needs residual_dtype='fp32', got 'bf16': its "
+            "residuals are running sums"
+        )
 
 
 @dataclass(frozen=True)
