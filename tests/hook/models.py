@@ -27,6 +27,29 @@ class ReverseOrder(nn.Module):
         return x
 
 
+class Bucket:
+    """The only bucket, of one parameter, as DDP hands it over."""
+
+    def __init__(self, parameter: torch.Tensor, buffer: torch.Tensor) -> None:
+        self._parameter = parameter
+        self._buffer = buffer
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [self._parameter]
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [self._buffer]
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+
 def make(
     width: int = 64, dtype: torch.dtype = torch.float32, seed: int = 0, **ddp: Any
 ) -> DistributedDataParallel:

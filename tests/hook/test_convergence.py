@@ -20,6 +20,20 @@ def samples(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, (x @ rule + noise).argmax(dim=1)
 
 
+def batches(rank, world_size, steps):
+    """A rank's shares of random batches, the same ones for every model."""
+    x, y = samples(4096, seed=1)
+    order = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        batch = torch.randint(4096, (64 * world_size,), generator=order)
+        batch = batch[64 * rank : 64 * (rank + 1)]
+        yield x[batch], y[batch]
+
+
+def sgd(ddp):
+    return torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+
+
 def mlp() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
@@ -37,14 +51,10 @@ def accuracy(rank, world_size, spec):
     """Held-out accuracy after 300 steps, and what the state says of each parameter."""
     ddp = DistributedDataParallel(mlp())
     state = ck.register(ddp, spec) if spec else None
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-    x, y = samples(4096, seed=1)
-    order = torch.Generator().manual_seed(2)
-    for _ in range(300):
-        batch = torch.randint(4096, (64 * world_size,), generator=order)
-        batch = batch[64 * rank : 64 * (rank + 1)]
+    optimizer = sgd(ddp)
+    for x, y in batches(rank, world_size, 300):
         optimizer.zero_grad()
-        nn.functional.cross_entropy(ddp(x[batch]), y[batch]).backward()
+        nn.functional.cross_entropy(ddp(x), y).backward()
         optimizer.step()
     x, y = samples(4096, seed=3)
     with torch.no_grad():
@@ -88,14 +98,10 @@ def side_by_side(rank, world_size, specs, feedback):
     ddp = DistributedDataParallel(Side(len(specs)))
     coders = {f"models.{i}.*": spec for i, spec in enumerate(specs)}
     state = ck.register(ddp, coders, feedback=feedback)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
-    x, y = samples(4096, seed=1)
-    order = torch.Generator().manual_seed(2)
-    for _ in range(150):
-        batch = torch.randint(4096, (64 * world_size,), generator=order)
-        batch = batch[64 * rank : 64 * (rank + 1)]
+    optimizer = sgd(ddp)
+    for x, y in batches(rank, world_size, 150):
         optimizer.zero_grad()
-        outputs, wanted = ddp(x[batch]), y[batch].repeat(len(specs))
+        outputs, wanted = ddp(x), y.repeat(len(specs))
         loss = nn.functional.cross_entropy(outputs.flatten(0, 1), wanted)
         (loss * len(specs)).backward()
         optimizer.step()

@@ -117,15 +117,20 @@ def local(model: nn.Module, rank: int, step: int) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in twin.named_parameters()}
 
 
-def places_change(rank, world_size, spec):
-    torch.manual_seed(0)
-    ddp, order = DistributedDataParallel(TwoTypes()), []
-    state = ck.CompressionState(None, spec, module=ddp, exempt=None, feedback=None)
+def four_steps(ddp, state, order, rank, world_size):
+    """After each of four steps: its number, and what each rank has given."""
     ddp.register_comm_hook((state, order), watched)
     for step in range(4):
         ddp.zero_grad()
         ddp(inputs(rank, step)).float().sum().backward()
-        parts = [local(ddp.module, r, step) for r in range(world_size)]
+        yield step, [local(ddp.module, r, step) for r in range(world_size)]
+
+
+def places_change(rank, world_size, spec):
+    torch.manual_seed(0)
+    ddp, order = DistributedDataParallel(TwoTypes()), []
+    state = ck.CompressionState(None, spec, module=ddp, exempt=None, feedback=None)
+    for step, parts in four_steps(ddp, state, order, rank, world_size):
         for name, p in ddp.module.named_parameters():
             expected = simulated(spec, name, [part[name] for part in parts], step=step)
             assert same_bits(p.grad, expected), (step, name)
@@ -137,11 +142,7 @@ def residuals_change_places(rank, world_size, spec):
     torch.manual_seed(0)
     ddp, order, ledger = DistributedDataParallel(TwoTypes()), [], {}
     state = ck.CompressionState(None, spec, module=ddp, exempt=None)
-    ddp.register_comm_hook((state, order), watched)
-    for step in range(4):
-        ddp.zero_grad()
-        ddp(inputs(rank, step)).float().sum().backward()
-        parts = [local(ddp.module, r, step) for r in range(world_size)]
+    for _, parts in four_steps(ddp, state, order, rank, world_size):
         for name, p in ddp.module.named_parameters():
             assert p.grad.dtype == p.dtype
             entry = (p.grad.clone(), [part[name].double() for part in parts])

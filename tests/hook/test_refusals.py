@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.hook.given import Given
-from tests.hook.models import everything
+from tests.hook.models import Bucket, everything
 from tests.test_compose import collide
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -61,25 +61,6 @@ def test_a_dtype_that_is_not_supported_is_named_with_those_that_are(ranks):
         assert "float32, float64, float16, bfloat16" in text
 
 
-class Bucket:
-    """A bucket of one parameter, with a gradient of a dtype that DDP never has."""
-
-    def __init__(self, parameter, dtype):
-        self._parameter, self._dtype = parameter, dtype
-
-    def buffer(self):
-        return torch.ones(self._parameter.numel(), dtype=self._dtype)
-
-    def parameters(self):
-        return [self._parameter]
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return True
-
-
 def other_gradients(rank, world_size, dtypes):
     """The hook's errors and steps, by compressor and dtype; and of tensors alone."""
     model = nn.Linear(64, 64, bias=False)
@@ -89,7 +70,8 @@ def other_gradients(rank, world_size, dtypes):
         settings = {"feedback": feedback, "exempt": None}
         group = dist.new_group([0, 1])  # an error is the group's last word
         state = ck.CompressionState(group, spec, module=model, **settings)
-        bucket, tensor = Bucket(model.weight, dtype), torch.ones(64, dtype=dtype)
+        gradient = torch.ones(model.weight.numel(), dtype=dtype)  # as DDP never has it
+        bucket, tensor = Bucket(model.weight, gradient), torch.ones(64, dtype=dtype)
         texts = [refusal(lambda s=state, b=bucket: ck.compression_hook(s, b))]
         coder = ck.compressor(spec)
         texts.append(refusal(lambda c=coder, t=tensor: c.compress(t)))

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 import torch
+from tests.hook.models import Bucket
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import commkern as ck
@@ -19,28 +20,9 @@ NUMEL = 64 * 64
 MOST_CALLS = 350
 
 
-class Bucket:
-    """A bucket of one parameter, as DDP hands it over."""
-
-    def __init__(self, parameter):
-        generator = torch.Generator().manual_seed(0)
-        self._parameter = parameter
-        self._buffer = torch.randn(parameter.numel(), generator=generator)
-
-    def buffer(self):
-        return self._buffer
-
-    def parameters(self):
-        return [self._parameter]
-
-    def gradients(self):
-        return [self._buffer]
-
-    def index(self):
-        return 0
-
-    def is_last(self):
-        return True
+def bucket(parameter):
+    generator = torch.Generator().manual_seed(0)
+    return Bucket(parameter, torch.randn(parameter.numel(), generator=generator))
 
 
 class Passes(TorchDispatchMode):
@@ -82,7 +64,7 @@ def hook():
             endpoints[-1], "quantize:bits=8", module=module, **settings
         )
         submit_here(state.reducer.worker)
-        return state, lambda: ck.compression_hook(state, Bucket(module.weight))
+        return state, lambda: ck.compression_hook(state, bucket(module.weight))
 
     return make
 
