@@ -181,34 +181,42 @@ def test_close_ends_every_process():
             os.kill(process, 0)
 
 
-def test_nothing_is_left_after_ctrl_c(tmp_path):
+# A signal that arrives in the moment before a wait begins does not interrupt it; nor
+# does one that another thread of the process takes.
+@pytest.mark.parametrize("blocked", ["[]", "[signal.SIGINT]"], ids=["at once", "late"])
+def test_nothing_is_left_after_ctrl_c(tmp_path, blocked):
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, signal, sys, time\n"
+        "import os, signal, sys, threading, time\n"
         "from commkern.testing import RankPool, send_message\n"
         "def work(rank, world_size):\n"
         "    send_message(os.getpid())\n"
         "    time.sleep(60)\n"
+        "def show(rank, value):\n"
+        f"    signal.pthread_sigmask(signal.SIG_BLOCK, {blocked})\n"
+        "    print(value, flush=True)\n"
         # A job in the background of a shell inherits that it is ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "if __name__ == '__main__':\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "    with RankPool() as pool:\n"
-        "        show = lambda rank, value: print(value, flush=True)\n"
         "        pool.run(2, work, on_message=show)\n"
     )
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout is not None
-    workers = [int(process.stdout.readline()) for _ in range(2)]
-    os.killpg(process.pid, signal.SIGINT)
-    assert process.wait(20) != 0
-    process.stdout.close()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            workers = [int(process.stdout.readline()) for _ in range(2)]
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(20) != 0
+        finally:
+            process.kill()
     for worker in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(worker, 0)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _PRELOAD = ["numpy", "torch", "torch._dynamo", "commkern.rank_worker"]
 _GRACE_S = 5.0  # for a process that should be ending or idle
 _LINGER_S = 1.0  # for the other ranks once one has failed
+# A signal that arrives just before a wait begins doesn't end it: Python's handler
+# raises only once the wait is over.
+_SIGNAL_S = 0.5
 
 
 class RankDied(RuntimeError):  # noqa: N818 - the name of the event
@@ -228,13 +231,12 @@ class _Run:
         for rank, process in enumerate(self._members):
             if rank not in self._results:
                 waiting[process.conn] = rank
-        left = None if deadline == float("inf") else deadline - time.monotonic()
-        if left is not None and left <= 0:
+        left = deadline - time.monotonic()
+        if left <= 0:
             return False
-        ready = wait(list(waiting), left)
-        for conn in ready:
+        for conn in wait(list(waiting), min(left, _SIGNAL_S)):
             self._receive(waiting[conn], conn)  # type: ignore[arg-type]
-        return bool(ready)
+        return True
 
     def _receive(self, rank: int, conn: Connection) -> None:
         try:
