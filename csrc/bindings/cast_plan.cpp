@@ -84,6 +84,12 @@ HeaderTemplate to_header(const py::handle& value) {
   return HeaderTemplate({text.begin(), text.end()});
 }
 
+HeaderPlace to_header_place(const py::tuple& step) {
+  HeaderPlace place{to_slice(step[1]), to_header(step[2]), to_slice(step[3]), {}};
+  if (!step[4].is_none()) place.nonfinite = to_slice(step[4]);
+  return place;
+}
+
 Begin to_begin(const py::handle& value) {
   const auto name = value.cast<std::string>();
   const auto at = std::find(kPurposes.begin(), kPurposes.end(), name);
@@ -100,13 +106,10 @@ StepSpec to_step(const py::tuple& step) {
   if (kind == "complete") return Complete{step[1].cast<int32_t>()};
   if (kind == "begin") return to_begin(step[1]);
   if (kind == "write_header") {
-    as_tuple(step, 4);
-    return WriteHeader{to_slice(step[1]), to_header(step[2]), to_slice(step[3])};
+    return WriteHeader{to_header_place(as_tuple(step, 5))};
   }
   if (kind == "read_header") {
-    as_tuple(step, 5);
-    return ReadHeader{to_slice(step[1]), to_header(step[2]), to_slice(step[3]),
-                      step[4].cast<int32_t>()};
+    return ReadHeader{to_header_place(as_tuple(step, 6)), step[5].cast<int32_t>()};
   }
   fail("expected kernel, write_header, read_header, post, complete or begin, got ",
        kind);

@@ -1,5 +1,6 @@
 #include "runtime/message_header.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -93,9 +94,16 @@ wire::MessageHeader HeaderTemplate::header() const {
 }
 
 void HeaderTemplate::write(MutableBytes message, uint64_t step,
-                           ConstBytes touched) const {
+                           const HeaderMarks<ConstBytes>& marks) const {
+  const auto& [touched, nonfinite] = marks;
   std::memcpy(message.data, bytes_.data(), bytes_.size());
   std::memcpy(message.data + offsetof(wire::MessageHeader, step), &step, sizeof(step));
+  const auto is_set = [](uint8_t byte) { return byte != 0; };
+  if (std::any_of(nonfinite.data, nonfinite.data + nonfinite.nbytes, is_set)) {
+    const uint16_t flags = header().flags | wire::kFlagNonFinite;
+    std::memcpy(message.data + offsetof(wire::MessageHeader, flags), &flags,
+                sizeof(flags));
+  }
   uint8_t* bits = message.data + bits_begin();
   std::memset(bits, 0, bits_end() - bits_begin());
   for (int64_t p = 0; p < parameter_count(); ++p) {
@@ -107,9 +115,12 @@ void HeaderTemplate::write(MutableBytes message, uint64_t step,
   }
 }
 
-void HeaderTemplate::read(ConstBytes message, uint64_t step, MutableBytes touched,
-                          int32_t sender, int32_t rank) const {
-  const std::string text = difference_from(message.data, step);
+void HeaderTemplate::read(ConstBytes message, uint64_t step,
+                          const HeaderMarks<MutableBytes>& marks, int32_t sender,
+                          int32_t rank) const {
+  const auto& [touched, nonfinite] = marks;
+  const uint16_t open_flags = nonfinite.nbytes > 0 ? wire::kFlagNonFinite : 0;
+  const std::string text = difference_from(message.data, step, open_flags);
   if (!text.empty()) {
     throw Failure(FailureKind::kCorrupt, sender, rank,
                   "message from rank " + to_string(sender) + ": " + text);
@@ -118,13 +129,16 @@ void HeaderTemplate::read(ConstBytes message, uint64_t step, MutableBytes touche
   for (int64_t p = 0; p < parameter_count(); ++p) {
     touched.data[p] |= bits[p / 8] >> (p % 8) & 1;
   }
+  if (load<wire::MessageHeader>(message.data).flags & open_flags) nonfinite.data[0] = 1;
 }
 
-std::string HeaderTemplate::difference_from(const uint8_t* received,
-                                            uint64_t step) const {
+std::string HeaderTemplate::difference_from(const uint8_t* received, uint64_t step,
+                                            uint16_t open_flags) const {
   auto expected = header();
   expected.step = step;
-  std::string text = header_difference(expected, load<wire::MessageHeader>(received));
+  const auto got = load<wire::MessageHeader>(received);
+  expected.flags |= got.flags & open_flags;
+  std::string text = header_difference(expected, got);
   if (!text.empty()) return text;
   text = bytes_difference("section table", bytes_.data(), received,
                           sizeof(wire::MessageHeader), bits_begin());

@@ -11,8 +11,17 @@
 
 namespace commkern {
 
-// All that precedes the bodies of one message, with step and parameter bits left open.
-// `touched` holds one byte per parameter of the message, non-zero for a set bit.
+// What a header says of its message besides the template. `touched` holds one byte per
+// parameter, non-zero for a set bit. Any byte of `nonfinite` that is not zero sets the
+// message's flag; without these bytes the flag is the template's.
+template <class Bytes>
+struct HeaderMarks {
+  Bytes touched;
+  Bytes nonfinite;
+};
+
+// All that precedes the bodies of one message, with step and parameter bits left open,
+// and the non-finite flag where there are bytes for it.
 class HeaderTemplate {
  public:
   // Throws std::invalid_argument unless `bytes` is a header with its section table and
@@ -28,16 +37,19 @@ class HeaderTemplate {
 
   // The bodies must be complete already: a message whose flag asks for it is sealed
   // with its CRC-32C here.
-  void write(MutableBytes message, uint64_t step, ConstBytes touched) const;
+  void write(MutableBytes message, uint64_t step,
+             const HeaderMarks<ConstBytes>& marks) const;
 
-  // ORs the received bits into `touched`. Throws Failure (kCorrupt, naming `sender`)
-  // where anything else differs from the template; `rank` is the reader's.
-  void read(ConstBytes message, uint64_t step, MutableBytes touched, int32_t sender,
-            int32_t rank) const;
+  // ORs what was received into `marks` (the flag into the first byte of `nonfinite`).
+  // Throws Failure (kCorrupt, naming `sender`) where anything else differs from the
+  // template; `rank` is the reader's.
+  void read(ConstBytes message, uint64_t step, const HeaderMarks<MutableBytes>& marks,
+            int32_t sender, int32_t rank) const;
 
  private:
   wire::MessageHeader header() const;
-  std::string difference_from(const uint8_t* received, uint64_t step) const;
+  std::string difference_from(const uint8_t* received, uint64_t step,
+                              uint16_t open_flags) const;
   uint64_t bits_begin() const { return wire::bits_offset(header().section_count); }
   uint64_t bits_end() const {
     return bits_begin() + wire::bits_nbytes(header().parameter_count);

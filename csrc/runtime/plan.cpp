@@ -72,8 +72,8 @@ class RoundOrder {
   std::vector<int> state_;
 };
 
-void check_header(const HeaderTemplate& header, const Slice& message,
-                  const Slice& touched) {
+void check_header(const HeaderPlace& place) {
+  const auto& [message, header, touched, nonfinite] = place;
   if (uint64_t(message.nbytes) < header.held_nbytes()) {
     fail("message: expected a slice of at least ", header.held_nbytes(), " bytes, got ",
          message.nbytes);
@@ -81,6 +81,9 @@ void check_header(const HeaderTemplate& header, const Slice& message,
   if (touched.nbytes < header.parameter_count()) {
     fail("touched: expected at least ", header.parameter_count(), " bytes, got ",
          touched.nbytes);
+  }
+  if (nonfinite && nonfinite->nbytes < 1) {
+    fail("nonfinite: expected at least 1 byte, got ", nonfinite->nbytes);
   }
 }
 
@@ -93,12 +96,12 @@ class StepCompiler {
   Step operator()(KernelSpec&& kernel) { return make_kernel_call(kernel, names_); }
 
   Step operator()(WriteHeader&& write) {
-    use_header(write.header, write.message, write.touched);
+    use_header(write);
     return std::move(write);
   }
 
   Step operator()(ReadHeader&& read) {
-    use_header(read.header, read.message, read.touched);
+    use_header(read);
     check_peer(plan_, read.sender);
     return std::move(read);
   }
@@ -123,9 +126,11 @@ class StepCompiler {
   void require_all_completed() const { order_.require_all_completed(); }
 
  private:
-  void use_header(const HeaderTemplate& header, const Slice& message,
-                  const Slice& touched) {
-    check_header(header, names_.use(message), names_.use(touched));
+  void use_header(const HeaderPlace& place) {
+    names_.use(place.message);
+    names_.use(place.touched);
+    if (place.nonfinite) names_.use(*place.nonfinite);
+    check_header(place);
     if (plan_.step_register < 0) fail("headers: expected a register called step");
   }
 

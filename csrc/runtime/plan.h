@@ -56,16 +56,18 @@ struct Round {
   std::vector<Transfer> receives;
 };
 
-struct WriteHeader {
+// Where a header is, and where what it says besides the template. Without `nonfinite`
+// the message's flag is the template's.
+struct HeaderPlace {
   Slice message;
   HeaderTemplate header;
   Slice touched;
+  std::optional<Slice> nonfinite;
 };
 
-struct ReadHeader {
-  Slice message;
-  HeaderTemplate header;
-  Slice touched;
+struct WriteHeader : HeaderPlace {};
+
+struct ReadHeader : HeaderPlace {
   int32_t sender = 0;
 };
 

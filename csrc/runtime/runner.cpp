@@ -22,6 +22,11 @@ struct Overloaded : Ts... {
 
 ConstBytes read_only(const MutableBytes& bytes) { return {bytes.data, bytes.nbytes}; }
 
+HeaderMarks<MutableBytes> marks(const Frame& frame, const HeaderPlace& place) {
+  return {frame.at(place.touched),
+          place.nonfinite ? frame.at(*place.nonfinite) : MutableBytes{}};
+}
+
 }  // namespace
 
 Runner::Runner(Plan plan)
@@ -160,12 +165,13 @@ Timing Runner::execute(const Frame& frame, Transport& transport,
   const Overloaded execute_step{
       [&](const KernelPointer& call) { call->run(table); },
       [&](const WriteHeader& write) {
+        const auto [touched, nonfinite] = marks(frame, write);
         write.header.write(frame.at(write.message), step_,
-                           read_only(frame.at(write.touched)));
+                           {read_only(touched), read_only(nonfinite)});
       },
       [&](const ReadHeader& read) {
-        read.header.read(read_only(frame.at(read.message)), step_,
-                         frame.at(read.touched), read.sender, plan_.rank);
+        read.header.read(read_only(frame.at(read.message)), step_, marks(frame, read),
+                         read.sender, plan_.rank);
       },
       [&](const Post& post) {
         lap(*account);

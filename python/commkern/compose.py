@@ -369,7 +369,6 @@ class _Composer:
             if group.is_plain:
                 steps += plain.result_calls(
                     *(group, spans, self._whole("result"), self._whole("data")),
-                    mine=owners == [self.rank],
                     dtype=self.dtype,
                     nonfinite=nonfinite,
                 )
@@ -408,9 +407,19 @@ class _Composer:
             "nonfinite": self._whole("nonfinite"),
         }
 
+    # --- headers ------------------------------------------------------------------
+
     def _write_header(self, buffer: str, message: Message) -> WriteHeader:
-        place = self._place(buffer, message)
-        return WriteHeader(place, message.header, self._whole("touched"))
+        place, flag = self._place(buffer, message), self._flag(buffer, message)
+        return WriteHeader(place, message.header, self._whole("touched"), flag)
 
     def _read_header(self, place: Slice, message: Message, sender: int) -> ReadHeader:
-        return ReadHeader(place, message.header, self._whole("touched"), sender)
+        flag = self._flag(place.buffer, message)
+        touched = self._whole("touched")
+        return ReadHeader(place, message.header, touched, sender, flag)
+
+    def _flag(self, buffer: str, message: Message) -> Slice | None:
+        """Nobody but the owner looks at sums that stay in the data buffer: it says of
+        them in the header whether they are finite."""
+        told = buffer == "result" and message.kept
+        return self._whole("nonfinite") if told else None

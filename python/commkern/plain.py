@@ -80,24 +80,18 @@ def result_calls(
     payload: Slice,
     output: Slice,
     *,
-    mine: bool,
     dtype: str,
     nonfinite: Slice,
 ) -> list[KernelCall]:
     """What owners made of ``spans``, to the data buffer where it is not there yet.
 
-    In its own (``mine``) an owner has flagged already what is not finite.
+    What is there already has been looked at by its owner for values not finite.
     """
-    written, staying = split(group, spans, dtype)
+    written, _ = split(group, spans, dtype)
     copied = {"payload": payload, "output": output, "nonfinite": nonfinite}
     types = {"dtype": dtype, "wire_dtype": dtype}
-    calls = []
-    if len(written):
-        calls.append(KernelCall("uncast", {"spans": written} | copied | types))
-    if len(staying) and not mine:
-        looked = {"input": output, "flags": nonfinite, "dtype": dtype}
-        calls.append(KernelCall("nonfinite_check", {"spans": staying} | looked))
-    return calls
+    fields = {"spans": written} | copied | types
+    return [KernelCall("uncast", fields)] if len(written) else []
 
 
 def _sum_in_place(

@@ -45,20 +45,26 @@ class Register(NamedTuple):
 
 
 class WriteHeader(NamedTuple):
-    """Write the message's header, its step and parameter bits filled in."""
+    """Write the message's header, its step and parameter bits filled in.
+
+    Its non-finite flag says whether a byte of ``nonfinite`` is set; without, it is the
+    template's.
+    """
 
     message: Slice
     template: bytes
     touched: Slice
+    nonfinite: Slice | None = None
 
 
 class ReadHeader(NamedTuple):
-    """Check a received header and add its parameter bits to ours."""
+    """Check a received header; add its parameter bits and its flag to ours."""
 
     message: Slice
     template: bytes
     touched: Slice
     sender: int
+    nonfinite: Slice | None = None
 
 
 class Post(NamedTuple):
@@ -213,16 +219,18 @@ def lower(plan: Plan) -> dict[str, Any]:
             return ("residual", *(piece(part) for part in value))
         return value
 
+    def header_place(item: WriteHeader | ReadHeader) -> tuple[Any, ...]:
+        flag = None if item.nonfinite is None else piece(item.nonfinite)
+        return piece(item.message), item.template, piece(item.touched), flag
+
     def step(item: Step) -> tuple[Any, ...]:
         if isinstance(item, KernelCall):
             fields = {k: operand(k, v) for k, v in item.fields.items()}
             return ("kernel", item.name, fields)
         if isinstance(item, WriteHeader):
-            message, template, touched = item
-            return ("write_header", piece(message), template, piece(touched))
+            return ("write_header", *header_place(item))
         if isinstance(item, ReadHeader):
-            message, template, touched, sender = item
-            return ("read_header", piece(message), template, piece(touched), sender)
+            return ("read_header", *header_place(item), item.sender)
         if isinstance(item, Begin):
             return ("begin", item.purpose)
         return ("post" if isinstance(item, Post) else "complete", item.round)

@@ -27,7 +27,13 @@ from commkern.plan import (
 )
 from commkern.wire import preamble as wire_preamble
 from commkern.wire.crc import crc32c
-from commkern.wire.message import CRC_NBYTES, FLAG_CRC, bits_nbytes, seal
+from commkern.wire.message import (
+    CRC_NBYTES,
+    FLAG_CRC,
+    FLAG_NONFINITE,
+    bits_nbytes,
+    seal,
+)
 
 _HEADER_FIELDS = {
     "magic": slice(0, 4),
@@ -138,6 +144,8 @@ class _Run:
         header[_HEADER_FIELDS["step"]] = self._step_bytes()
         begin, count, end = _bits(step.template)
         header[begin:end] = _packed(touched[:count] != 0, end - begin)
+        if step.nonfinite is not None and self.view(step.nonfinite).any():
+            header[_HEADER_FIELDS["flags"]][0] |= FLAG_NONFINITE
         if _field(header, "flags") & FLAG_CRC:
             seal(message[: _field(header, "message size")])
 
@@ -145,6 +153,10 @@ class _Run:
         message, touched = self.view(step.message), self.view(step.touched)
         template = np.frombuffer(step.template, dtype=np.uint8).copy()
         template[_HEADER_FIELDS["step"]] = self._step_bytes()
+        flagged = 0
+        if step.nonfinite is not None:
+            flagged = _field(message, "flags") & FLAG_NONFINITE
+            template[_HEADER_FIELDS["flags"]][0] |= flagged
         text = _difference(template, message)
         if text is not None:
             text = f"message from rank {step.sender}: {text}"
@@ -152,6 +164,8 @@ class _Run:
         begin, count, end = _bits(step.template)
         bits = np.unpackbits(message[begin:end], bitorder="little")
         touched[:count] |= bits[:count]
+        if flagged and step.nonfinite is not None:
+            self.view(step.nonfinite)[0] = 1
 
     def _step_bytes(self) -> bytearray:
         return bytearray(self._registers["step"].to_bytes(8, "little"))

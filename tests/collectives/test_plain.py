@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from datetime import timedelta
@@ -107,6 +108,28 @@ def test_a_mean_of_numbers_in_range_is_in_range(ranks):
     for tensors in ranks.run(3, mean_of_the_largest):
         for tensor in tensors:
             assert torch.all(tensor == torch.finfo(torch.float16).max)
+
+
+def heard_of(rank, _world_size, value, at):
+    """Rank 1's gradient has ``value`` in one element: does this rank's step raise?"""
+    model = torch.nn.Linear(1000, LONG // 1000, bias=False)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    ck.register(ddp, "identity", nonfinite="raise")
+    weight = torch.ones(LONG)
+    weight[at] = value if rank == 1 else 1.0
+    own = (weight.view_as(model.weight) * model.weight).sum()
+    try:
+        (ddp(torch.zeros(1, 1000)).sum() + own).backward()
+    except ck.NonFiniteError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("at", [0, LONG - 1])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 2.0])
+def test_every_rank_hears_of_values_not_finite(ranks, value, at):
+    """Also those that received the sum where it stays."""
+    assert ranks.run(3, heard_of, value, at) == [not math.isfinite(value)] * 3
 
 
 class FailingRound:

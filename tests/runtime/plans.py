@@ -46,15 +46,19 @@ def header(numel, parameters, crc=False):
     return place(Header((section,), (False,) * parameters, crc=crc))
 
 
-def gather_plan(rank, world_size, numel, *, crc=False, ring=False, **changes):
+def gather_plan(
+    rank, world_size, numel, *, crc=False, ring=False, flagged=False, **changes
+):
     """Everybody's fp32 "data" to everybody's "result", in rank order, in one round.
 
-    As many parameters as ranks. With ``ring`` only the right neighbour is sent to.
+    As many parameters as ranks. With ``ring`` only the right neighbour is sent to; with
+    ``flagged`` headers say whether the buffer "nonfinite" has anything but zeros.
     """
     head = header(numel, world_size, crc)
     body = header_nbytes(1, world_size)
     stride = align(head.message_nbytes, 64)
     touched = Slice("touched", 0, world_size)
+    flag = Slice("nonfinite", 0, 3) if flagged else None
     outgoing = Slice("outgoing", 0, head.message_nbytes)
     peers = [r for r in range(world_size) if r != rank]
     targets, sources = peers, peers
@@ -72,11 +76,11 @@ def gather_plan(rank, world_size, numel, *, crc=False, ring=False, **changes):
     }
     steps = [
         KernelCall("cast", cast),
-        WriteHeader(outgoing, head.pack(), touched),
+        WriteHeader(outgoing, head.pack(), touched, flag),
         Post(0),
         Complete(0),
     ]
-    steps += [ReadHeader(part[r], head.pack(), touched, r) for r in sources]
+    steps += [ReadHeader(part[r], head.pack(), touched, r, flag) for r in sources]
     for r in (*sources, rank):
         uncast = {
             "spans": one_span(numel, body=body),
@@ -105,6 +109,7 @@ def gather_plan(rank, world_size, numel, *, crc=False, ring=False, **changes):
             "preambles_out": 64 * world_size,
             "preambles_in": 64 * world_size,
             "preambles_expected": 64 * world_size,
+            **({"nonfinite": 3} if flagged else {}),
         },
         preamble=preamble(world_size, **changes),
         description={**DESCRIPTION, **changes},

@@ -38,14 +38,17 @@ class Peer:
         place[:] = np.frombuffer(self._message, np.uint8)
 
 
-def message(touched=(False, True), *, crc=False, step=STEP):
-    head = replace(header(NUMEL, 2, crc), touched=touched, step=step)
+def message(touched=(False, True), *, crc=False, step=STEP, nonfinite=False):
+    head = header(NUMEL, 2, crc)
+    head = replace(head, touched=touched, step=step, nonfinite=nonfinite)
     return pack_message(head, [data_of(1, NUMEL).tobytes()])
 
 
-def receive(raw, *, crc=False):
-    plan = gather_plan(0, 2, NUMEL, crc=crc)
+def receive(raw, nonfinite=0, **changes):
+    plan = gather_plan(0, 2, NUMEL, **changes)
     buffers = buffers_of(plan)
+    if nonfinite:
+        buffers["nonfinite"][2] = nonfinite
     registers = {"seed": 0, "step": STEP}
     runner.run(plan, list(buffers.values()), registers, Peer(buffers, raw))
     return buffers
@@ -65,6 +68,24 @@ def test_what_is_sent_is_valid(crc):
     buffers = receive(message(crc=crc), crc=crc)
     sent = validate(buffers["outgoing"])
     assert (sent.step, sent.touched, sent.crc) == (STEP, (True, False), crc)
+
+
+@pytest.mark.parametrize("crc", [False, True])
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_flag_of_values_not_finite_is_sent_and_read(crc, ours, theirs):
+    raw = message(crc=crc, nonfinite=theirs)
+    buffers = receive(raw, nonfinite=9 * ours, crc=crc, flagged=True)
+    sent = validate(buffers["outgoing"])
+    assert (sent.nonfinite, sent.crc, sent.touched) == (ours, crc, (True, False))
+    assert buffers["nonfinite"].tolist() == [theirs, 0, 9 * ours]
+
+
+def test_other_flags_are_refused_where_that_one_is_read():
+    raw = message(nonfinite=True)
+    raw[6] |= 2
+    with pytest.raises(PayloadError, match="flags: expected 4, got 6"):
+        receive(raw, flagged=True)
 
 
 def test_what_is_announced_is_what_is_sent():

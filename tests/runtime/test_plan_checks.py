@@ -36,6 +36,10 @@ def kernel(name="cast", **fields):
     return ("kernel", name, {**CAST, **fields})
 
 
+def write(message, header, touched, nonfinite=None):
+    return ("write_header", message, header, touched, nonfinite)
+
+
 WRONG_STEPS = [
     (kernel("lossless"), "step 0: kernel: expected a name .* got lossless"),
     (kernel(bits=8), "step 0: fields: expected some of spans, .*; got .*bits"),
@@ -55,14 +59,16 @@ WRONG_STEPS = [
     (("launch", 0), "step 0: expected kernel, .* got launch"),
     (("begin", "rest"), "step 0: purpose: expected other, .* got rest"),
     (("post", 0), r"step 0: round: expected 0 \.\.\. -1, got 0"),
-    (("write_header", MESSAGE, HEADER[:31], TOUCHED), "at least 32 bytes, got 31"),
-    (("write_header", MESSAGE, b"x" + HEADER[1:], TOUCHED), "magic: expected"),
-    (("write_header", MESSAGE, HEADER[:64], TOUCHED), "header template: expected at"),
-    (("write_header", (2, 0, 71), HEADER, TOUCHED), "message: .* 72 bytes, got 71"),
-    (("write_header", (2, 0, 95), SEALED, TOUCHED), "message: .* 96 bytes, got 95"),
-    (("write_header", MESSAGE, HEADER, (4, 0, 1)), "touched: .* 2 bytes, got 1"),
-    (("read_header", MESSAGE, HEADER, TOUCHED, 0), "peer: expected .* got 0"),
-    (("read_header", MESSAGE, HEADER, TOUCHED, 2), "peer: expected .* got 2"),
+    (write(MESSAGE, HEADER[:31], TOUCHED), "at least 32 bytes, got 31"),
+    (write(MESSAGE, b"x" + HEADER[1:], TOUCHED), "magic: expected"),
+    (write(MESSAGE, HEADER[:64], TOUCHED), "header template: expected at"),
+    (write((2, 0, 71), HEADER, TOUCHED), "message: .* 72 bytes, got 71"),
+    (write((2, 0, 95), SEALED, TOUCHED), "message: .* 96 bytes, got 95"),
+    (write(MESSAGE, HEADER, (4, 0, 1)), "touched: .* 2 bytes, got 1"),
+    (write(MESSAGE, HEADER, TOUCHED, (4, 2, 0)), "nonfinite: .* 1 byte, got 0"),
+    (write(MESSAGE, HEADER, TOUCHED, (8, 0, 1)), r"buffer: expected 0 \.\.\. 7, got 8"),
+    (("read_header", MESSAGE, HEADER, TOUCHED, None, 0), "peer: expected .* got 0"),
+    (("read_header", MESSAGE, HEADER, TOUCHED, None, 2), "peer: expected .* got 2"),
 ]
 
 
