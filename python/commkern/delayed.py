@@ -82,12 +82,13 @@ class Delay:
         self._before = _landed({}, 1.0)
         self._met = False  # whether the ranks have reduced a step together
 
-    def next_step(self, committed: int) -> int:
-        """The step that a new backward pass belongs to."""
+    @property
+    def under_way(self) -> int | None:
+        """The newest step, as long as it is not committed."""
         for flight in (self._newest, self._before):  # the newest may be abandoned
             if flight is not None and flight.done is not None:
-                return committed if flight.done.done() else flight.step + 1
-        return committed
+                return None if flight.done.done() else flight.step
+        return None
 
     def open_step(self, step: int) -> None:
         """The first bucket of a step comes."""

@@ -222,7 +222,8 @@ class Reducer:
         if self.delay is None:
             return self.step
         if first:
-            self.delay.open_step(self.delay.next_step(self.step))
+            before = self.delay.under_way  # asked first: it may end, and so commit, now
+            self.delay.open_step(self.step if before is None else before + 1)
         return self.delay.step
 
     def _run(

@@ -76,6 +76,36 @@ def test_backward_waits_for_no_peer(ranks):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+class EndsWhenAsked:
+    """A job that ends, and commits its step, just when somebody asks whether it has."""
+
+    def __init__(self, job, reducer):
+        self._job, self._reducer = job, reducer
+        reducer.step -= 1
+
+    def __getattr__(self, name):
+        return getattr(self._job, name)
+
+    def done(self):
+        self._reducer.step += 1
+        return True
+
+
+def ends_meanwhile(rank, world_size):
+    ddp = make()
+    state = ck.register(ddp, CODER, delayed=True)
+    train(ddp, rank, range(3))
+    state.wait()
+    newest = state.reducer.delay._newest
+    newest.done = EndsWhenAsked(newest.done, state.reducer)
+    train(ddp, rank, range(3, 4))
+    return state.step
+
+
+def test_a_step_that_ends_while_the_next_one_begins_is_counted(ranks):
+    assert ranks.run(1, ends_meanwhile) == [4]
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_resume_is_equal_in_bits(ranks, world_size):
     for settings in (
