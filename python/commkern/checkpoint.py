@@ -159,7 +159,7 @@ def load_state_dict(
         store.replace(values.get(key, {}))
     residuals = values.get("residuals", {})
     reducer.stores.held_back = saved.get(HELD_BACK, residuals) if residuals else ()
-    load_pending(reducer.delay, {} if reset else saved)
+    load_pending(reducer.delay, {} if reset else saved, raises=reducer.raises)
     if "ledger_given" not in values:
         reducer.stores.restart_ledger()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from commkern.errors import NonFiniteError
+from commkern.errors import NonFiniteError, not_finite
 
 Submit = Callable[[Callable[[], torch.Tensor]], "Future[torch.Tensor]"]
 
@@ -79,7 +79,7 @@ class Delay:
         self._dtypes = dtypes
         self._newest: _Flight | None = None
         self._sent: Future[torch.Tensor] | None = None  # the newest job
-        self._before = _landed({}, 1.0)
+        self._before = _landed({}, 1.0, None)
         self._met = False  # whether the ranks have reduced a step together
 
     @property
@@ -129,7 +129,7 @@ class Delay:
             flight.done = future
         flight.scale = scale
         bucket = _pieces(buffer, sizes)
-        due = before.done if self._met else _unless_told_later(future)
+        due = before.done if self._met else _behind(future, before.done)
         return due, lambda: before.fill(bucket, scale)
 
     @property
@@ -157,32 +157,50 @@ class Delay:
                 due[name] = torch.zeros(self.sizes[name], dtype=dtype)
         return {name: due[name] for name in sorted(due)}
 
-    def load(self, results: Mapping[str, torch.Tensor], scale: float) -> None:
-        """Hand out these results next, which hold this loss scale, and forget what is
-        on its way."""
+    def load(
+        self,
+        results: Mapping[str, torch.Tensor],
+        scale: float,
+        error: NonFiniteError | None = None,
+    ) -> None:
+        """Hand out these results next, which hold this loss scale and bring this error,
+        and forget what is on its way."""
         self._newest = None
-        self._before, self._met = _landed(results, scale), False
+        self._before, self._met = _landed(results, scale, error), False
 
 
-def _landed(results: Mapping[str, torch.Tensor], scale: float) -> _Flight:
+def _landed(
+    results: Mapping[str, torch.Tensor], scale: float, error: NonFiniteError | None
+) -> _Flight:
     flight = _Flight(-1)
     flight.scale = scale
     flight.results = {name: result.clone() for name, result in results.items()}
     flight.done = Future()
-    flight.done.set_result(torch.zeros(0))
+    _end(flight.done, error)
     return flight
 
 
-def _unless_told_later(job: Future[torch.Tensor]) -> Future[torch.Tensor]:
-    """A job, without the failure that belongs to its results."""
+def _end(job: Future[torch.Tensor], error: BaseException | None) -> None:
+    if error is None:
+        job.set_result(torch.zeros(0))
+    else:
+        job.set_exception(error)
+
+
+def _behind(
+    job: Future[torch.Tensor], due: Future[torch.Tensor]
+) -> Future[torch.Tensor]:
+    """What is ``due``, and done, told once a job is done, too.
+
+    If the job has failed it is that which is told, but for what belongs to its results.
+    """
     told: Future[torch.Tensor] = Future()
 
     def done(_: Future[torch.Tensor]) -> None:
         error = job.exception()
         if error is None or isinstance(error, NonFiniteError):
-            told.set_result(torch.zeros(0))
-        else:
-            told.set_exception(error)
+            error = due.exception()
+        _end(told, error)
 
     job.add_done_callback(done)
     return told
@@ -230,7 +248,14 @@ def check_pending(
             )
 
 
-def load_pending(delay: Delay | None, saved: Mapping[str, Any]) -> None:
-    """Go on with the saved results, which `check_pending` has seen."""
-    if delay is not None:
-        delay.load(saved.get("pending", {}), saved.get("loss_scale") or 1.0)
+def load_pending(
+    delay: Delay | None, saved: Mapping[str, Any], *, raises: bool
+) -> None:
+    """Go on with the saved results, which `check_pending` has seen; ``raises`` where
+    handing out a NaN or an Inf is an error."""
+    if delay is None:
+        return
+    results, error = saved.get("pending", {}), None
+    if raises and not all(result.isfinite().all() for result in results.values()):
+        error = not_finite(saved["step"] - 1)
+    delay.load(results, saved.get("loss_scale") or 1.0, error)

@@ -20,6 +20,13 @@ class NonFiniteError(CommkernError):
     """A NaN or an Inf reached a reduction with ``nonfinite="raise"``."""
 
 
+def not_finite(step: int) -> NonFiniteError:
+    """The error that every rank raises for a step."""
+    return NonFiniteError(
+        f"a gradient held NaN or Inf in step {step}; residuals are as before"
+    )
+
+
 class LedgerError(CommkernError):
     """Results and residuals do not add up to the gradients that were given."""
 

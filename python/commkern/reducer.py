@@ -22,7 +22,7 @@ from commkern.compose import Settings, saturation_limit
 from commkern.delayed import Delay
 from commkern.delivery import Backward, deliver
 from commkern.dtypes import dtype_name
-from commkern.errors import NonFiniteError
+from commkern.errors import not_finite
 from commkern.groups import GroupWorker, Outcome
 from commkern.input_guard import InputGuard
 from commkern.inputs import real_view
@@ -90,6 +90,11 @@ class Reducer:
     def seed(self) -> int:
         """Of the random draws."""
         return self._settings.seed
+
+    @property
+    def raises(self) -> bool:
+        """Whether a step that is not finite is an error."""
+        return self._settings.nonfinite == "raise"
 
     def move_to(self, worker: GroupWorker) -> None:
         """Go on in another group."""
@@ -332,10 +337,8 @@ class Reducer:
         self.begin_step()
         if self.after_step is not None:
             self.after_step(times, self.worker)
-        if not finite and self._settings.nonfinite == "raise":
-            raise NonFiniteError(
-                f"a gradient held NaN or Inf in step {step}; residuals are as before"
-            )
+        if not finite and self.raises:
+            raise not_finite(step)
 
     def _exposed_ns(self, backward: Backward) -> int:
         """How long a backward pass has been waiting for the step: its own or, where

@@ -172,6 +172,23 @@ def test_a_non_finite_step_is_told_one_step_later(ranks, policy):
         assert all("step 2" in text for _, text in errors)
 
 
+def resumed_behind_a_spoilt_step(rank, world_size):
+    ddp, again = make(), make()
+    state = ck.register(ddp, CODER, delayed=True, nonfinite="raise")
+    resumed = ck.register(again, CODER, delayed=True, nonfinite="raise")
+    train(ddp, rank, range(2))
+    (ddp(batch(rank, 2)).sum() * float("nan")).backward()
+    resumed.load_state_dict(state.state_dict())
+    with pytest.raises(ck.NonFiniteError, match="step 2"):
+        again(batch(rank, 3)).square().mean().backward()
+    train(again, rank, range(4, 6))
+    return resumed.step
+
+
+def test_a_load_tells_of_a_spoilt_step_that_is_pending(ranks):
+    assert ranks.run(2, resumed_behind_a_spoilt_step) == [6, 6]
+
+
 def scaled(rank, world_size):
     results = []
     for scales in ([1.0] * 4, [8.0, 2.0, 2.0, 64.0]):
