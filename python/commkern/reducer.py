@@ -45,8 +45,9 @@ _NAMES_SHOWN = 8
 class Reducer:
     """Reduces the buckets of one module, and commits or drops each step.
 
-    ``names`` maps the id of a parameter to its name; ``trained`` are the parameters
-    that DDP reduces, ``sparse`` the names of those with a sparse gradient.
+    ``names`` maps the id of a parameter to its name; ``parameters`` are those that DDP
+    reduces while they require a gradient, ``sparse`` the names of those with a sparse
+    one.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Reducer:
         stores: Stores,
         units: Units,
         *,
-        trained: Collection[torch.Tensor],
+        parameters: Collection[torch.Tensor],
         sparse: Collection[str] = (),
         delay: Delay | None = None,
         sample_every: int = 0,
@@ -80,7 +81,7 @@ class Reducer:
         self._check_inputs = check_inputs
         self._dtypes: set[torch.dtype] = set()  # that were looked at
         self._watch = Watch()
-        self._bounds = StepBounds(trained)
+        self._bounds = StepBounds(parameters)
         self._backward = Backward()  # of the newest step, as is
         self._scale = 1.0  # its loss scale
         self.plans = BucketPlans(names, policy, stores, settings, self._watch)

@@ -84,9 +84,10 @@ def named_parameters(
 ) -> dict[str, torch.Tensor]:
     """Parameters by their name in the user's model. TypeError for what cannot be
     reduced, ValueError for names that random draws cannot tell apart."""
-    ignored: set[str] = getattr(module, "parameters_to_ignore", set())
     if isinstance(module, DistributedDataParallel):
-        module = module.module
+        ignored, module = module.parameters_to_ignore, module.module
+    else:  # what DDP will read
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
     named: dict[str, torch.Tensor] = {}
     for name, parameter in module.named_parameters():
         if name in ignored:

@@ -189,7 +189,7 @@ class CompressionState:
             {id(p): name for name, p in parameters.items()},
             Stores(self.feedback, rollback=rollback, ledger=ledger, dtype=dtype),
             units,
-            trained=trains.values(),
+            parameters=parameters.values(),
             sparse=sparse,
             delay=delay_of(trains, sizes) if delayed else None,
             sample_every=sample_every,

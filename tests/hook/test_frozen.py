@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.hook.models import batch, digest
 from tests.hook.recording import Heads, Recorder, check_ledger, descend, heads
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commkern as ck
@@ -139,6 +140,49 @@ def test_parameters_that_ddp_keeps_from_the_hook(ranks, delayed):
     first, second = ranks.run(2, ignored, delayed)
     assert torch.equal(first[0], second[0]) == delayed
     assert first[1] == first[2] == expected
+
+
+class Dtypes(nn.Module):
+    """In the first step of a static graph DDP has a bucket for each dtype."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(40, 40)
+        self.second = nn.Linear(40, 40, dtype=torch.float64)
+        self.third = nn.Linear(40, 40, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x).double()).bfloat16())
+
+
+def counted(rank, world_size, change):
+    """Steps counted and parameters with a residual after each of two backward passes,
+    where what DDP reduces changed behind the state, which was made for the model."""
+    model = Dtypes()
+    if change == "ignore":
+        model._ddp_params_and_buffers_to_ignore = ["second.weight"]
+    model.first.requires_grad_(change != "unfreeze")
+    state = ck.CompressionState(None, "quantize:bits=4", module=model, exempt=None)
+    model.first.requires_grad_(True)
+    model.second.weight.requires_grad_(change != "freeze")
+    ddp = DistributedDataParallel(model, static_graph=True)
+    ddp.register_comm_hook(state, ck.compression_hook)
+    steps = []
+    for step in range(2):
+        ddp(batch(rank, step, 40)).float().square().mean().backward()
+        residuals = state.state_dict()["residuals"].items()
+        steps.append((state.step, {name for name, held in residuals if held.any()}))
+    return steps
+
+
+@pytest.mark.parametrize("change", ["freeze", "unfreeze", "ignore"])
+def test_the_first_step_of_what_is_trained_now_is_committed(ranks, change):
+    layers = ("first", "second", "third")
+    every = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    names = every - (set() if change == "unfreeze" else {"second.weight"})
+    for steps in ranks.run(2, counted, change):
+        assert steps == [(1, names), (2, names)]
 
 
 def refused(rank, world_size):
