@@ -272,22 +272,33 @@ void requantize_typed(const RequantizeSumArgs& args) {
 
 // ---- decoding ----
 
+// Whether all that it wrote is finite.
 template <class T, bool kAdd>
-COMMKERN_INLINE void put_values(const ComputeOf<T>* values, int64_t n,
+COMMKERN_INLINE bool put_values(const ComputeOf<T>* values, int64_t n,
                                 ComputeOf<T> factor, uint8_t* output, bool streams) {
+  using C = ComputeOf<T>;
+  BitsOf<C> most = 0;
   int64_t i = 0;
   if constexpr (kHasVectors<T>) {
+    Ints lanes{};
     for (; i + kLanes <= n; i += kLanes) {
-      Floats y = load_floats<float>(values, i) * factor;
-      if constexpr (kAdd) y = load_floats<T>(output, i) + y;
-      put_elements<T>(output, i, narrow<T>(y), streams);
+      Floats value = load_floats<float>(values, i) * factor;
+      if constexpr (kAdd) value = load_floats<T>(output, i) + value;
+      const Elements<T> y = narrow<T>(value);
+      lanes = larger(lanes, magnitude_of(widen<T>(y)));
+      put_elements<T>(output, i, y, streams);
     }
+    most = largest_lane(lanes);
   }
   for (; i < n; ++i) {
-    ComputeOf<T> y = values[i] * factor;
-    if constexpr (kAdd) y = load_compute<T>(output, i) + y;
-    store(output, i, convert<T>(y));
+    C value = values[i] * factor;
+    if constexpr (kAdd) value = load_compute<T>(output, i) + value;
+    const T y = convert<T>(value);
+    const BitsOf<C> bits = magnitude_bits(convert<C>(y));
+    most = bits > most ? bits : most;
+    store(output, i, y);
   }
+  return is_finite(bits_as<C>(most));
 }
 
 template <class T, bool kAdd>
@@ -318,7 +329,7 @@ void dequantize_typed(const DequantizeArgs& args) {
         finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, C(1),
                                 values, false);
         if (rotation) rotation.unrotate(buffer, i, n);
-        put_values<T, kAdd>(buffer, n, factor, y, streams && can_stream(y));
+        finite &= put_values<T, kAdd>(buffer, n, factor, y, streams && can_stream(y));
       }
     }
     if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);

@@ -172,7 +172,7 @@ COMMKERN_DEVICE Format known_format(const Format& given) {
   return format;
 }
 
-// Whether the scale of the block is finite.
+// Whether the scale of the block is finite, and what it wrote where that can overflow.
 template <class T>
 COMMKERN_DEVICE bool dequantize_run(const DequantizeArgs& args, const Format& f,
                                     bool add, const Span& span, int64_t first, int n) {
@@ -187,6 +187,7 @@ COMMKERN_DEVICE bool dequantize_run(const DequantizeArgs& args, const Format& f,
   uint8_t* output = args.output.data + (span.offset + first) * sizeof(T);
   Run<T, kRunCount> results{};
   if (add) results = load_run<T, kRunCount>(output, n);
+  bool finite = is_finite(s.scale);
   for (int k = 0; k < kRunCount; ++k) {
     C value = static_cast<C>(values.at[k]) * s.scale;
     if (has_offsets(f)) value += s.offset;  // of -0 and 0, that is 0
@@ -194,9 +195,10 @@ COMMKERN_DEVICE bool dequantize_run(const DequantizeArgs& args, const Format& f,
     value *= factor;
     if (add) value = convert<C>(results.at[k]) + value;
     results.at[k] = convert<T>(value);
+    if (sizeof(T) == 2 && k < n) finite &= is_finite(convert<C>(results.at[k]));
   }
   store_run(output, results, n);
-  return is_finite(s.scale);
+  return finite;
 }
 
 template <class T, int kPlainBits>

@@ -52,7 +52,8 @@ struct QuantizeArgs {
 };
 
 // y = T(v * scale); dequantize_add: y = T(y + v * scale).
-// nonfinite[row] (one byte a span, may be null) becomes 1 where a scale is not finite.
+// nonfinite[row] (one byte a span, may be null) becomes 1 where a scale is not finite,
+// or a y that can overflow: of 16 bits, or behind a rotation.
 // CUDA refuses rotations.
 struct DequantizeArgs {
   SpanTable spans;

@@ -11,6 +11,7 @@ from tests.simulation import same_bits, two_shot
 import commkern as ck
 
 INF = float("inf")
+OVERFLOWING = ("natural", "qsgd", "rotated")
 
 
 def half_precision(rank, world_size):
@@ -46,6 +47,28 @@ def beyond_half_precision(rank, world_size):
 def test_a_cast_past_the_range_is_inf_everywhere(ranks):
     for result in ranks.run(2, beyond_half_precision):
         assert not result.isfinite().any()
+
+
+def overflowing(rank, world_size):
+    """Gradients in range whose decoded form is not: what the step tells, by coder."""
+    generator = torch.Generator().manual_seed(0)
+    half = (65504 * (0.8 + 0.2 * torch.rand(4, 300, generator=generator))).half()
+    single = torch.zeros(4, 300)
+    single[0, 5] = 1e38
+    told = {}
+    for coder in OVERFLOWING:
+        values = single if coder == "rotated" else half
+        ddp, state = registered({"w": values}, coder, nonfinite="raise")
+        try:
+            reduced(ddp, {"w": values})
+        except ck.NonFiniteError:
+            told[coder] = state.stats()["committed"], ddp.module.w.grad.isfinite().all()
+    return told
+
+
+def test_a_result_past_the_range_is_told_and_leaves_no_trace(ranks):
+    for told in ranks.run(2, overflowing):
+        assert told == dict.fromkeys(OVERFLOWING, (False, False))
 
 
 def same_everywhere(rank, world_size):

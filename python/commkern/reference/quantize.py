@@ -27,7 +27,7 @@ from commkern.reference.layout import (
     span_rows,
     store,
 )
-from commkern.reference.numerics import Bits, Floats, lift_and_reciprocal
+from commkern.reference.numerics import Bits, Floats, lift_and_reciprocal, to_compute
 from commkern.reference.philox import draw_bytes
 from commkern.reference.scales import Scales, read_scales, scales_of
 from commkern.spans import SpanTable
@@ -241,8 +241,11 @@ def _dequantize(
         if add:
             old = load(target, start, int(row["length"]), kind, kind.compute)
             values = old + values
-        store(target, start, values, kind)
-        if nonfinite is not None and not np.isfinite(scales).all():
+        stored = to_compute(store(target, start, values, kind), kind, kind.compute)
+        finite = np.isfinite(scales).all()
+        if kind.nbytes == 2 or fmt.rotation:  # these can overflow
+            finite &= np.isfinite(stored).all()
+        if nonfinite is not None and not finite:
             flags[index] = 1
 
 
@@ -265,7 +268,8 @@ def dequantize(
 ) -> None:
     """Write the decoded values times ``scale`` to ``output`` (``dtype`` elements).
 
-    ``nonfinite`` (uint8, one a span) becomes 1 where a block's scale is not finite.
+    ``nonfinite`` (uint8, one a span) becomes 1 where a block's scale is not finite, or
+    a written value that can overflow: of 16 bits, or behind a rotation.
     Raises ValueError for formats, spans or buffers out of range.
     """
     _dequantize(
