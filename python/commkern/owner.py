@@ -74,4 +74,6 @@ def _modules() -> list[DistributedDataParallel]:
     known = gc.get_objects()
     kinds = set(map(type, known))
     ours = {kind for kind in kinds if issubclass(kind, DistributedDataParallel)}
-    return [item for item in known if type(item) in ours] if ours else []
+    found = [item for item in known if type(item) in ours] if ours else []
+    # One that is being made has no parameters yet, a collected one none any more.
+    return [ddp for ddp in found if "_parameters" in vars(ddp)]

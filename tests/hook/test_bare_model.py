@@ -121,6 +121,15 @@ def test_ddp_is_looked_for_once_and_only_by_states_of_bare_models(ranks):
     assert ranks.run(2, looked_for) == [1, 1]
 
 
+def beside_an_empty_one(rank, world_size):
+    empty = DistributedDataParallel.__new__(DistributedDataParallel)
+    return looked_for(rank, world_size), vars(empty)
+
+
+def test_a_ddp_module_that_is_not_made_yet_is_passed_over(ranks):
+    assert ranks.run(2, beside_an_empty_one) == [(1, {})] * 2
+
+
 def frozen(rank, world_size, freeze):
     """What is logged where the garbage collector does not show the DDP module."""
     told = []
