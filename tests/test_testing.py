@@ -77,12 +77,25 @@ def hangs(rank, _world_size):
 
 
 def waits_for_peer(rank, _world_size):
+    if rank == 1:
+        return "sent nothing"
+    with pytest.raises(RuntimeError):
+        dist.recv(torch.zeros(1), src=1)
+    return "timed out"
+
+
+def starts_late(rank, _world_size, seconds):
+    """Rank 1 will do so in the next run."""
     if rank == 0:
-        with pytest.raises(RuntimeError):
-            dist.recv(torch.zeros(1), src=1)
-        return "timed out"
-    time.sleep(1.5)
-    return "slept"
+        return
+    plain = dist.PrefixStore
+
+    def late(*args):
+        dist.PrefixStore = plain
+        time.sleep(seconds)
+        return plain(*args)
+
+    dist.PrefixStore = late
 
 
 def reports(rank, _world_size):
