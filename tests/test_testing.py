@@ -73,6 +73,7 @@ def dies(rank, _world_size, how):
 
 def hangs(rank, _world_size):
     if rank == 1:
+        send_message(os.getpid())
         time.sleep(60)
 
 
@@ -154,18 +155,32 @@ def test_a_rank_that_should_have_died_is_an_error(ranks):
         ranks.run(1, process_id, expect_death=[0])
 
 
-def test_a_hanging_rank_is_killed_and_its_stack_shown(ranks):
+@pytest.mark.parametrize("stopped", [False, True], ids=["asleep", "stopped"])
+def test_a_hanging_rank_is_killed_and_its_stack_shown(ranks, stopped):
+    """Also that of one which takes a second and a half to answer."""
+    ranks.run(2, process_id)  # starting them takes longer than what follows
+
+    def stop(_rank, process):
+        if stopped:
+            os.kill(process, signal.SIGSTOP)
+            threading.Timer(4.5, os.kill, (process, signal.SIGCONT)).start()
+
     start = time.monotonic()
     with pytest.raises(RankTimeout, match="in hangs") as caught:
-        ranks.run(2, hangs, timeout_s=1)
+        ranks.run(2, hangs, timeout_s=3, on_message=stop)
     assert "ranks [1] of 2" in str(caught.value)
     assert time.monotonic() - start < 20
     assert len(ranks.run(2, process_id)) == 2
 
 
 def test_the_group_has_the_time_out_of_the_run(ranks):
-    results = ranks.run(2, waits_for_peer, group_timeout_s=0.5)
-    assert results == ["timed out", "slept"]
+    results = ranks.run(2, waits_for_peer, group_timeout_s=3)
+    assert results == ["timed out", "sent nothing"]
+
+
+def test_a_late_start_is_no_matter_of_the_groups_time_out(ranks):
+    ranks.run(2, starts_late, 4.0)
+    assert ranks.run(2, summed, 0, group_timeout_s=3)[1] == (1, 2, [1.0] * 3)
 
 
 def test_messages_arrive_while_running(ranks):

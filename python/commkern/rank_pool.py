@@ -89,8 +89,14 @@ class _Process:
         """Where the process is now, as faulthandler prints it."""
         with contextlib.suppress(OSError, TypeError):
             os.kill(self.handle.pid, signal.SIGUSR1)  # type: ignore[arg-type]
-            time.sleep(0.2)
-            return self.stacks.read_text().strip() or "(no stack: not started)"
+            deadline = time.monotonic() + _GRACE_S
+            text, before = "", ""
+            while not text or text != before:  # yet to answer, or still writing
+                if time.monotonic() > deadline or not self.handle.is_alive():
+                    break
+                time.sleep(0.2)
+                before, text = text, self.stacks.read_text()
+            return text.strip() or "(no stack: not started)"
         return "(no stack)"
 
     def kill(self) -> None:
