@@ -1,6 +1,7 @@
 """The pool of rank processes and the thread runner that other tests stand on."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -261,14 +262,14 @@ def test_threads_return_in_rank_order():
 
 
 def test_threads_raise_the_first_exception():
-    failed = threading.Event()
+    failing = queue.SimpleQueue()
 
     def run(rank):
         if rank == 2:
-            failed.set()
+            for _ in range(2):
+                failing.put(threading.current_thread())
             raise KeyError("first")
-        failed.wait(10)
-        time.sleep(0.1)
+        failing.get(timeout=10).join(10)
         raise ValueError("later")
 
     with pytest.raises(KeyError, match="first"):
@@ -283,5 +284,5 @@ def test_threads_that_hang_are_named():
             release.wait(30)
 
     with pytest.raises(RankTimeout, match=r"rank 1 were not done[\s\S]*waits_here"):
-        spawn_threads(2, waits_here, timeout_s=0.2)
+        spawn_threads(2, waits_here, timeout_s=1)
     release.set()
