@@ -202,6 +202,19 @@ def test_bad_arguments_name_both_values(ranks):
         ranks.run(0, process_id)
 
 
+def test_nothing_is_left_over_from_an_interrupted_run(ranks, monkeypatch):
+    def interrupted(_pool, members):
+        for process in members:
+            process.send(None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RankPool, "_release", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(2, process_id)
+    monkeypatch.undo()
+    assert ranks.run(2, boxed, Box(5)) == [Box(5), Box(6)]
+
+
 def test_close_ends_every_process():
     with RankPool() as pool:
         processes = pool.run(2, process_id)

@@ -160,15 +160,17 @@ class RankPool:
         group_timeout = group_timeout_s or timeout_s or 1800.0
         name = f"run{next(self._names)}"
         run = _Run(members, set(expect_death), timeout_s, on_message)
+        reusable = False
         try:
             for rank, process in enumerate(members):
                 process.send(task.placed(rank, world_size, name, group_timeout))
             results = run.collect()
             if run.clean:
                 self._release(members)
+                reusable = True
             return results
         finally:
-            if not run.clean:
+            if not reusable:
                 self._kill(members)
 
     def _start(self, world_size: int) -> None:
@@ -199,7 +201,8 @@ class RankPool:
     def _kill(self, processes: list[_Process]) -> None:
         for process in list(processes):
             process.kill()
-            self._processes.remove(process)
+            if process in self._processes:
+                self._processes.remove(process)
 
 
 class _Run:
