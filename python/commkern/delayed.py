@@ -82,12 +82,13 @@ class Delay:
         self._before = _landed({}, 1.0)
         self._met = False  # whether the ranks have reduced a step together
 
-    def next_step(self, committed: int) -> int:
-        """The step that a new backward pass belongs to."""
+    def next_step(self, committed: Callable[[], int]) -> int:
+        """The step that a new backward pass belongs to; ``committed`` gives the one
+        behind all that are done, and is asked last: one may be done meanwhile."""
         for flight in (self._newest, self._before):  # the newest may be abandoned
             if flight is not None and flight.done is not None:
-                return committed if flight.done.done() else flight.step + 1
-        return committed
+                return committed() if flight.done.done() else flight.step + 1
+        return committed()
 
     def open_step(self, step: int) -> None:
         """The first bucket of a step comes."""

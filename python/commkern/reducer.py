@@ -222,7 +222,7 @@ class Reducer:
         if self.delay is None:
             return self.step
         if first:
-            self.delay.open_step(self.delay.next_step(self.step))
+            self.delay.open_step(self.delay.next_step(lambda: self.step))
         return self.delay.step
 
     def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 
 import pytest
 import torch
@@ -74,6 +75,47 @@ def test_backward_waits_for_no_peer(ranks):
     assert reduced == 3, "the step is not reduced when its backward has ended"
     assert step0 == step1 == 4
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class EndsWhenAsked:
+    """A job on its way that has just ended when somebody looks."""
+
+    def __init__(self, job):
+        self._job = job
+
+    def done(self):
+        self._job.exception()
+        return True
+
+    def __getattr__(self, name):
+        return getattr(self._job, name)
+
+
+def ends_as_the_next_begins(rank, world_size):
+    ddp = make()
+    state = ck.register(ddp, CODER, delayed=True)
+    train(ddp, rank, range(3))
+    state.wait()
+    reducer, begins = state.reducer, threading.Event()
+    reducer.worker.submit(begins.wait)
+    train(ddp, rank, range(3, 4))
+    assert reducer.step == 3, "the step is on its way"
+    flight = reducer.delay._newest
+    flight.done = EndsWhenAsked(flight.done)
+    opened = []
+
+    def next_step(*args, ask=reducer.delay.next_step):
+        begins.set()
+        opened.append(ask(*args))
+        return opened[0]
+
+    reducer.delay.next_step = next_step
+    train(ddp, rank, range(4, 5))
+    return opened, state.step
+
+
+def test_a_step_that_ends_as_the_next_begins_counts(ranks):
+    assert ranks.run(2, ends_as_the_next_begins) == [([4], 5)] * 2
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
