@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from tests.ports import free_port
 
 import commkern as ck
 from commkern import connections, rendezvous
@@ -91,10 +92,7 @@ def groups_of_every_origin(rank, world_size, ports, path):
 
 
 def test_every_way_to_make_a_group(ranks, tmp_path):
-    stores = [dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
-    stores.append(dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-    ports = [store.port for store in stores]
-    del stores  # both ports are free now
+    ports = [free_port(), free_port()]
     assert all(ranks.run(3, groups_of_every_origin, ports, str(tmp_path)))
 
 
@@ -373,6 +371,7 @@ EXIT = """
 import os, sys
 import torch
 import torch.distributed as dist
+from tests.ports import free_port
 import commkern as ck
 
 path, rank, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
