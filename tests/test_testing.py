@@ -161,14 +161,19 @@ def test_a_hanging_rank_is_killed_and_its_stack_shown(ranks, stopped):
     """Also that of one which takes a second and a half to answer."""
     ranks.run(2, process_id)  # starting them takes longer than what follows
 
+    timers = []
+
     def stop(_rank, process):
         if stopped:
             os.kill(process, signal.SIGSTOP)
-            threading.Timer(4.5, os.kill, (process, signal.SIGCONT)).start()
+            timers.append(threading.Timer(6.5, os.kill, (process, signal.SIGCONT)))
+            timers[0].start()
 
     start = time.monotonic()
     with pytest.raises(RankTimeout, match="in hangs") as caught:
-        ranks.run(2, hangs, timeout_s=3, on_message=stop)
+        ranks.run(2, hangs, timeout_s=5, on_message=stop)
+    for timer in timers:
+        timer.cancel()
     assert "ranks [1] of 2" in str(caught.value)
     assert time.monotonic() - start < 20
     assert len(ranks.run(2, process_id)) == 2
