@@ -1,6 +1,7 @@
 """The pool of rank processes and the thread runner that other tests stand on."""
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -73,16 +74,30 @@ def dies(rank, _world_size, how):
 
 def hangs(rank, _world_size):
     if rank == 1:
+        send_message(os.getpid())
         time.sleep(60)
 
 
 def waits_for_peer(rank, _world_size):
+    if rank == 1:
+        return "sent nothing"
+    with pytest.raises(RuntimeError):
+        dist.recv(torch.zeros(1), src=1)
+    return "timed out"
+
+
+def starts_late(rank, _world_size, seconds):
+    """Rank 1 will do so in the next run."""
     if rank == 0:
-        with pytest.raises(RuntimeError):
-            dist.recv(torch.zeros(1), src=1)
-        return "timed out"
-    time.sleep(1.5)
-    return "slept"
+        return
+    plain = dist.PrefixStore
+
+    def late(*args):
+        dist.PrefixStore = plain
+        time.sleep(seconds)
+        return plain(*args)
+
+    dist.PrefixStore = late
 
 
 def reports(rank, _world_size):
@@ -141,18 +156,37 @@ def test_a_rank_that_should_have_died_is_an_error(ranks):
         ranks.run(1, process_id, expect_death=[0])
 
 
-def test_a_hanging_rank_is_killed_and_its_stack_shown(ranks):
+@pytest.mark.parametrize("stopped", [False, True], ids=["asleep", "stopped"])
+def test_a_hanging_rank_is_killed_and_its_stack_shown(ranks, stopped):
+    """Also that of one which takes a second and a half to answer."""
+    ranks.run(2, process_id)  # starting them takes longer than what follows
+
+    timers = []
+
+    def stop(_rank, process):
+        if stopped:
+            os.kill(process, signal.SIGSTOP)
+            timers.append(threading.Timer(6.5, os.kill, (process, signal.SIGCONT)))
+            timers[0].start()
+
     start = time.monotonic()
     with pytest.raises(RankTimeout, match="in hangs") as caught:
-        ranks.run(2, hangs, timeout_s=1)
+        ranks.run(2, hangs, timeout_s=5, on_message=stop)
+    for timer in timers:
+        timer.cancel()
     assert "ranks [1] of 2" in str(caught.value)
     assert time.monotonic() - start < 20
     assert len(ranks.run(2, process_id)) == 2
 
 
 def test_the_group_has_the_time_out_of_the_run(ranks):
-    results = ranks.run(2, waits_for_peer, group_timeout_s=0.5)
-    assert results == ["timed out", "slept"]
+    results = ranks.run(2, waits_for_peer, group_timeout_s=3)
+    assert results == ["timed out", "sent nothing"]
+
+
+def test_a_late_start_is_no_matter_of_the_groups_time_out(ranks):
+    ranks.run(2, starts_late, 4.0)
+    assert ranks.run(2, summed, 0, group_timeout_s=3)[1] == (1, 2, [1.0] * 3)
 
 
 def test_messages_arrive_while_running(ranks):
@@ -171,6 +205,19 @@ def test_bad_arguments_name_both_values(ranks):
         ranks.run(2, process_id, expect_death=[2])
     with pytest.raises(ValueError, match="at least 1, got 0"):
         ranks.run(0, process_id)
+
+
+def test_nothing_is_left_over_from_an_interrupted_run(ranks, monkeypatch):
+    def interrupted(_pool, members):
+        for process in members:
+            process.send(None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RankPool, "_release", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run(2, process_id)
+    monkeypatch.undo()
+    assert ranks.run(2, boxed, Box(5)) == [Box(5), Box(6)]
 
 
 def test_close_ends_every_process():
@@ -233,14 +280,14 @@ def test_threads_return_in_rank_order():
 
 
 def test_threads_raise_the_first_exception():
-    failed = threading.Event()
+    failing = queue.SimpleQueue()
 
     def run(rank):
         if rank == 2:
-            failed.set()
+            for _ in range(2):
+                failing.put(threading.current_thread())
             raise KeyError("first")
-        failed.wait(10)
-        time.sleep(0.1)
+        failing.get(timeout=10).join(10)
         raise ValueError("later")
 
     with pytest.raises(KeyError, match="first"):
@@ -255,5 +302,5 @@ def test_threads_that_hang_are_named():
             release.wait(30)
 
     with pytest.raises(RankTimeout, match=r"rank 1 were not done[\s\S]*waits_here"):
-        spawn_threads(2, waits_here, timeout_s=0.2)
+        spawn_threads(2, waits_here, timeout_s=1)
     release.set()

@@ -114,6 +114,7 @@ def _values(reducer: Reducer) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def _header(state: CompressionState) -> dict[str, Any]:
+    state.wait()  # a step on its way may have other units
     units = state.reducer.units.current._asdict()
     header = {"format": FORMAT, "step": state.step} | units | _settings(state)
     held_back = {HELD_BACK: state.reducer.stores.held_back}

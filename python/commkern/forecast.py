@@ -123,6 +123,7 @@ def state_advice(
     """What `CompressionState.advise` returns."""
     names, coders = read_candidates(candidates)
     steps = _comparable(list(reducer.timeline.steps))
+    _check_count(reducer, len(steps))
     plans = [bucket.plan for bucket in steps[-1].buckets]
     period_ms, latency_ms, buckets = _agreed(reducer, steps)
     forecast = Forecast(plans, buckets, latency_ms, is_exempt)
@@ -179,10 +180,21 @@ def _comparable(steps: Sequence[StepTimes]) -> list[StepTimes]:
     """The steps that did what the last one did, and nothing that is done once."""
     usable = [times for times in steps if times.before is not None and not times.extra]
     plans = [[bucket.plan for bucket in times.buckets] for times in usable]
-    alike = [t for t, made in zip(usable, plans, strict=True) if made == plans[-1]]
-    if len(alike) < _LEAST_STEPS:
+    return [t for t, made in zip(usable, plans, strict=True) if made == plans[-1]]
+
+
+def _check_count(reducer: Reducer, mine: int) -> None:
+    """ValueError on every rank where one of them has too few steps: errors may be
+    sampled on some ranks only."""
+    worker, step = reducer.worker, reducer.step
+
+    def agree() -> torch.Tensor:
+        with worker.or_tell(step):
+            return gather(worker, [float(mine)], step)
+
+    least = int(worker.call(agree).min())
+    if least < _LEAST_STEPS:
         raise ValueError(
             f"advise() needs {_LEAST_STEPS} finished steps that are alike, got "
-            f"{len(alike)}; steps of a new layout are not counted"
+            f"{least}; steps of a new layout and sampled ones are not counted"
         )
-    return alike

@@ -89,8 +89,14 @@ class _Process:
         """Where the process is now, as faulthandler prints it."""
         with contextlib.suppress(OSError, TypeError):
             os.kill(self.handle.pid, signal.SIGUSR1)  # type: ignore[arg-type]
-            time.sleep(0.2)
-            return self.stacks.read_text().strip() or "(no stack: not started)"
+            deadline = time.monotonic() + _GRACE_S
+            text, before = "", ""
+            while not text or text != before:  # yet to answer, or still writing
+                if time.monotonic() > deadline or not self.handle.is_alive():
+                    break
+                time.sleep(0.2)
+                before, text = text, self.stacks.read_text()
+            return text.strip() or "(no stack: not started)"
         return "(no stack)"
 
     def kill(self) -> None:
@@ -154,15 +160,17 @@ class RankPool:
         group_timeout = group_timeout_s or timeout_s or 1800.0
         name = f"run{next(self._names)}"
         run = _Run(members, set(expect_death), timeout_s, on_message)
+        reusable = False
         try:
             for rank, process in enumerate(members):
                 process.send(task.placed(rank, world_size, name, group_timeout))
             results = run.collect()
             if run.clean:
                 self._release(members)
+                reusable = True
             return results
         finally:
-            if not run.clean:
+            if not reusable:
                 self._kill(members)
 
     def _start(self, world_size: int) -> None:
@@ -193,7 +201,8 @@ class RankPool:
     def _kill(self, processes: list[_Process]) -> None:
         for process in list(processes):
             process.kill()
-            self._processes.remove(process)
+            if process in self._processes:
+                self._processes.remove(process)
 
 
 class _Run:

@@ -52,9 +52,14 @@ class Task:
             group_timeout_s=timeout_s,
         )
 
-    def call(self) -> Any:
+    def loaded(self) -> Callable[[], Any]:
+        """The call, once what it needs is imported."""
         function = getattr(_module(self.module, self.file), self.qualname)
-        return function(self.rank, self.world_size, *pickle.loads(self.arguments))
+        args = pickle.loads(self.arguments)
+        return lambda: function(self.rank, self.world_size, *args)
+
+    def call(self) -> Any:
+        return self.loaded()()
 
 
 @dataclass(frozen=True)
@@ -104,16 +109,21 @@ def serve(connection: Connection, port: int, threads: int, stacks: str) -> None:
 def _run(connection: Connection, store: Any, task: Task) -> None:
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=task.group_timeout_s)
     try:
+        mine = dist.PrefixStore(task.name, store)  # type: ignore[attr-defined]
+        call = task.loaded()
+        # How long a process takes to start is no matter of the group's time-out, nor
+        # may a rank end while others still connect to it.
+        _meet(mine, "loaded", task.world_size)
         dist.init_process_group(
             "gloo",
-            store=dist.PrefixStore(task.name, store),  # type: ignore[attr-defined]
+            store=mine,
             rank=task.rank,
             world_size=task.world_size,
-            timeout=timeout,
+            timeout=timedelta(seconds=task.group_timeout_s),
         )
-        reply = Reply("result", task.call()).dump()
+        _meet(mine, "connected", task.world_size)
+        reply = Reply("result", call()).dump()
     except BaseException as error:  # noqa: BLE001 - raised in the parent
         reply = _error_reply(error)
     connection.send_bytes(reply)
@@ -121,6 +131,13 @@ def _run(connection: Connection, store: Any, task: Task) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     connection.send_bytes(Reply("idle").dump())
+
+
+def _meet(store: Any, place: str, world_size: int) -> None:
+    """Wait for all ranks; if one does not come, until the parent ends this one."""
+    if store.add(place, 1) == world_size:
+        store.set(f"all {place}", "")
+    store.wait([f"all {place}"], timedelta(days=1))
 
 
 def _error_reply(error: BaseException) -> bytes:

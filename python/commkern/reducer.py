@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import weakref
 from collections.abc import (
     Callable,
     Collection,
@@ -84,6 +86,8 @@ class Reducer:
         self._bounds = StepBounds(parameters)
         self._backward = Backward()  # of the newest step, as is
         self._scale = 1.0  # its loss scale
+        # The newest bucket's job; weakly, as its result is the bucket.
+        self._sent: Callable[[], Future[torch.Tensor] | None] = lambda: None
         self.plans = BucketPlans(names, policy, stores, settings, self._watch)
         self.begin_step()
 
@@ -134,6 +138,7 @@ class Reducer:
             job, fill = self._start(bucket, step, first=first, last=last)
         except Exception as error:  # noqa: BLE001 - raised in its turn
             job = self._fail(error, step)
+        self._sent = weakref.ref(job)
         return deliver(job, bucket.buffer(), self._backward, fill)
 
     def _start(
@@ -226,6 +231,9 @@ class Reducer:
     def _step_of(self, *, first: bool) -> int:
         """The step of a bucket that DDP hands over, the ``first`` of one or not."""
         if self.delay is None:
+            sent = self._sent()
+            if first and sent is not None:  # of a pass that was abandoned
+                concurrent.futures.wait([sent])
             return self.step
         if first:
             before = self.delay.under_way  # asked first: it may end, and so commit, now

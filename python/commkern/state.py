@@ -282,8 +282,8 @@ class CompressionState:
         Predicted from the last steps' times: a step with each of ``candidates`` (least
         lossy first), where what backward hides costs nothing.
 
-        Collective: every rank calls it, between two steps. Raises ValueError before
-        there are two steps that are alike.
+        Collective: every rank calls it, between two steps. Raises ValueError, on every
+        rank, before there are two steps that are alike.
         """
         self.wait()
         return state_advice(self.reducer, self._policy.is_exempt, candidates)

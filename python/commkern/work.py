@@ -25,12 +25,11 @@ class Work:
             raise TypeError(
                 f"timeout must be a datetime.timedelta or None, got {timeout!r}"
             )
-        try:
-            self._job.result(timeout.total_seconds() if timeout else None)
-        except concurrent.futures.TimeoutError:
-            if self._job.done():
-                raise
-            raise TimeoutError(f"not done within {timeout}") from None
+        seconds = timeout.total_seconds() if timeout else None
+        done, _ = concurrent.futures.wait([self._job], seconds)
+        if not done:
+            raise TimeoutError(f"not done within {timeout}")
+        self._job.result()
         return True
 
     def is_completed(self) -> bool:

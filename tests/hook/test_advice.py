@@ -220,6 +220,20 @@ def test_too_few_steps(ranks):
     assert later
 
 
+def sampled_on_one(rank, world_size):
+    ddp = make()
+    state = ck.register(ddp, "identity", sample_every=1 - rank)
+    train(ddp, rank, range(5))
+    with pytest.raises(ValueError, match=r"got 0; .* sampled"):
+        state.advise()
+    train(ddp, rank, range(5, 6))
+    return state.step
+
+
+def test_too_few_steps_on_one_rank_are_told_on_all(ranks):
+    assert ranks.run(2, sampled_on_one, group_timeout_s=20) == [6, 6]
+
+
 def unchanged(rank, world_size, asks):
     torch.manual_seed(rank)
     ddp = make()

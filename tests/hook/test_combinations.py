@@ -136,6 +136,39 @@ def test_a_step_is_abandoned_while_another_is_on_its_way(ranks):
     assert first[:2] == (4, 6)
 
 
+class Raises(torch.autograd.Function):
+    """In backward, behind the last gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ZeroDivisionError
+
+
+def abandoned_at_the_end(rank, world_size):
+    """The step is reduced all the same, when the next one has begun at the latest."""
+    ddp, state = hooked(ledger=True)
+    train(ddp, rank, range(3))
+    slow_down(state, 0.5)
+    with pytest.raises(ZeroDivisionError):
+        ddp(Raises.apply(batch(rank, 3).requires_grad_())).square().mean().backward()
+    model = ddp.module
+    del ddp
+    again = made_anew(model, state)
+    train(again, rank, range(4, 6))
+    state.check_ledger()
+    return state.step, digest(again)
+
+
+def test_a_step_is_abandoned_when_all_of_it_is_on_its_way(ranks):
+    first, second = ranks.run(2, abandoned_at_the_end)
+    assert first == second
+    assert first[0] == 6
+
+
 def delayed_modes(rank, world_size):
     modes = ({}, {"static_graph": True}, {"find_unused_parameters": True})
     seen = []

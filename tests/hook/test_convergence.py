@@ -179,7 +179,8 @@ class Sum(nn.Module):
         return sum((layer(x) - 3).square().sum() for layer in self.layers)
 
 
+@pytest.mark.timeout(300)
 def test_every_compressor_moves_the_smallest_layers(ranks):
-    for moved in ranks.run(2, tiny_layers, EVERY):
+    for moved in ranks.run(2, tiny_layers, EVERY, timeout_s=240):
         for spec, distances in moved.items():
             assert min(distances) > 0.01, (spec, distances)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 
 import pytest
 import torch
@@ -139,6 +140,24 @@ def test_state_dict_waits_and_holds_what_is_pending(ranks):
         assert step == 2
         assert len(pending) == 8
         assert pending["layers.3.weight"] == (64 * 64,)
+
+
+def saved_on_its_way(rank, world_size):
+    ddp, scaler = make(), Scaler()
+    state = ck.register(ddp, CODER, delayed=True, grad_scaler=scaler)
+    train(ddp, rank, range(2))
+    state.wait()
+    begins = threading.Event()
+    state.reducer.worker.submit(begins.wait)
+    scaler.scale *= 8
+    train(ddp, rank, range(2, 3))
+    threading.Timer(0.5, begins.set).start()
+    saved = state.state_dict()
+    return saved["step"], saved["loss_scale"] / scaler.scale
+
+
+def test_a_saved_step_goes_with_its_loss_scale(ranks):
+    assert ranks.run(2, saved_on_its_way) == [(3, 1.0)] * 2
 
 
 def spoilt(rank, world_size, policy):

@@ -122,7 +122,7 @@ def hook_on_the_second_rank(rank, world_size):
 
 def test_a_hook_on_one_rank_ends_with_exceptions_on_both(ranks):
     """That on the first rank alone is in test_failures.py."""
-    settings = {"group_timeout_s": 4, "timeout_s": 60}
+    settings = {"group_timeout_s": 6, "timeout_s": 60}
     _, (name, text) = ranks.run(2, hook_on_the_second_rank, **settings)
     assert name == "PeerLost"
     assert "rank 0" in text

@@ -159,7 +159,7 @@ def hook_on_one_rank_only(rank, world_size):
 
 
 def test_a_hook_on_one_rank_only_ends_with_an_exception(ranks):
-    names = ranks.run(2, hook_on_one_rank_only, group_timeout_s=4, timeout_s=40)
+    names = ranks.run(2, hook_on_one_rank_only, group_timeout_s=6, timeout_s=40)
     assert names[0] == "PeerLost"
 
 

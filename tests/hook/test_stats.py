@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.hook.models import batch, make
 
 import commkern as ck
 from commkern import stats as library
+from commkern.delivery import Backward
 from commkern.groups import GroupWorker, Outcome
 
 HEADERS = 400  # bytes of preambles, headers and padding of a step with one parameter
@@ -173,55 +176,78 @@ def test_totals_are_the_sums_of_the_steps(ranks):
 
 
 class SlowInput(torch.autograd.Function):
-    """Backward's last computation takes a while, after every gradient is there."""
+    """Backward's last computation, after every gradient is there: it goes on until the
+    step is reduced."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, state):
+        ctx.state = state
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(0.4)
-        return gradient
+        deadline = time.monotonic() + 30
+        while ctx.state.reducer.step == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return gradient, None
 
 
-def exposed(rank, world_size, slow):
-    """One step whose jobs take 50 ms each at least."""
-    run = GroupWorker.run
+@contextmanager
+def slow_jobs(*, wait_for_backward):
+    """Jobs take 50 ms, from the end of backward's own computing on."""
+    run, end, ended = GroupWorker.run, Backward.end, threading.Event()
 
     def slow_run(self, *args, **kwargs):
+        if wait_for_backward:
+            assert ended.wait(30)
+            ended.clear()
         time.sleep(0.05)
         return run(self, *args, **kwargs)
 
+    def noted_end(self):
+        end(self)
+        ended.set()
+
+    GroupWorker.run, Backward.end = slow_run, noted_end
+    try:
+        yield
+    finally:
+        GroupWorker.run, Backward.end = run, end
+
+
+def exposed(rank, world_size, slow):
+    """The figures of a step, and how many ms it took."""
     ddp = make(bucket_cap_mb=25)
     state = ck.register(ddp, "quantize:bits=8")
     x = batch(rank, 0).requires_grad_()
-    GroupWorker.run = slow_run
-    try:
+    started = time.perf_counter()
+    with slow_jobs(wait_for_backward=slow != "backward"):
         if slow == "join":
             with ddp.join():
                 for _ in range(2 - rank):
                     ddp(x).sum().backward()
+        elif slow == "backward":
+            ddp(SlowInput.apply(x, state)).sum().backward()
         else:
-            ddp(SlowInput.apply(x) if slow == "backward" else x).sum().backward()
-    finally:
-        GroupWorker.run = run
-    return state.stats()
+            ddp(x).sum().backward()
+    return state.stats(), 1e3 * (time.perf_counter() - started)
 
 
 def test_exposed_is_what_backward_waits_for(ranks):
-    for stats in ranks.run(2, exposed, "job"):
+    for stats, took_ms in ranks.run(2, exposed, "job"):
         assert stats["last_bucket_ms"] >= 50
-        assert 40 < stats["exposed_ms"] <= stats["last_bucket_ms"] + 500
+        assert 50 <= stats["exposed_ms"] <= took_ms
 
 
 def test_what_backward_hides_is_not_exposed(ranks):
-    for stats in ranks.run(2, exposed, "backward"):
+    for stats, _ in ranks.run(2, exposed, "backward"):
         assert stats["last_bucket_ms"] >= 50
         assert stats["exposed_ms"] == 0
 
 
 def test_a_step_without_backward_is_exposed(ranks):
-    stats = ranks.run(2, exposed, "join")[1]  # ran out of inputs after one step
+    # Rank 1 ran out of inputs after one step.
+    stats, took_ms = ranks.run(2, exposed, "join")[1]
     assert stats["total"]["steps"] == 2
-    assert 40 < stats["exposed_ms"] <= stats["last_bucket_ms"] + 500
+    assert 50 <= stats["exposed_ms"] <= took_ms

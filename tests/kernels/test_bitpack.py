@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commkern.reference.bitpack import pack, packed_nbytes, unpack
+
+ANY = settings(deadline=None, derandomize=True)
 
 
 def bit_loop(codes: list[int], bits: int) -> bytes:
@@ -19,6 +21,7 @@ def bit_loop(codes: list[int], bits: int) -> bytes:
     return bytes(out)
 
 
+@ANY
 @given(st.integers(1, 8), st.data())
 def test_round_trip(bits: int, data: st.DataObject) -> None:
     code = st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
@@ -29,6 +32,7 @@ def test_round_trip(bits: int, data: st.DataObject) -> None:
     assert unpack(packed, len(codes), bits).tolist() == codes
 
 
+@ANY
 @given(st.integers(1, 8), st.binary(max_size=70))
 def test_compiled_packing(bits: int, codes: bytes) -> None:
     from commkern import _core

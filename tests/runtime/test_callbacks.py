@@ -106,7 +106,7 @@ def test_the_peers_of_a_failed_callback_learn_of_it(way):
 
     begin = time.monotonic()
     found = outcomes(3, rank_body)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15  # of 30
     assert type(found[0]) in (ZeroDivisionError, ValueError)
     assert [type(error) for error in found[1:]] == [PeerFailed] * 2
     assert [error.rank for error in found[1:]] == [0, 0]
@@ -126,7 +126,7 @@ def test_the_compiled_runner_aborts_by_itself():
 
     begin = time.monotonic()
     small, told = outcomes(2, rank_body)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15  # of 30
     assert type(small) is ValueError
     assert (type(told), told.kind, told.peer) == (Failure, "failed", 0)
 
@@ -135,7 +135,8 @@ def test_python_runs_on_while_a_rank_waits():
     from commkern._core import ThreadGroup
 
     plan = gather_plan(0, 2, 5)
-    endpoint = ThreadGroup(2, 2.0).endpoint(0)
+    group = ThreadGroup(2, 60.0)
+    endpoint = group.endpoint(0)
     waiting = threading.Thread(
         target=lambda: outcomes(1, lambda _: run_with(plan, endpoint))
     )
@@ -145,6 +146,7 @@ def test_python_runs_on_while_a_rank_waits():
         time.sleep(0.001)
         steps += 1
     assert steps == 50
+    group.endpoint(1).abort(RuntimeError("enough"))
     waiting.join()
 
 

@@ -21,7 +21,7 @@ from commkern.plan import WriteHeader
 from commkern.wire.crc import hash_text
 from commkern.wire.preamble import unpack
 
-SOON_S = 5.0  # far below the time-out of 30 s
+SOON_S = 15.0  # far below the time-out of 30 s
 STEP = 11
 
 

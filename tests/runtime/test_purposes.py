@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
@@ -28,13 +29,16 @@ def times_of(way, steps_of, numel=200_000):
 
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_steps_count_for_what_has_begun(way, purpose):
-    for times in times_of(way, lambda plan: (Begin(purpose), *plan.steps)):
+    runs = [times_of(way, lambda plan: (Begin(purpose), *plan.steps)) for _ in range(3)]
+    for times in itertools.chain(*runs):
         assert times.keys() == {*PURPOSES, "exchange"}
         assert times["exchange"] > 0
         assert times[purpose] > 0
         for other in {*PURPOSES, "exchange"} - {purpose, "exchange", "other"}:
             assert times[other] == 0
-        assert times["other"] <= times[purpose]  # up to the first step
+    for ours in zip(*runs, strict=True):  # of one rank
+        # Up to the first step; in the best run, for what else the machine does.
+        assert min(times["other"] / times[purpose] for times in ours) <= 1
 
 
 def test_a_purpose_lasts_until_the_next_one(way):
@@ -52,7 +56,7 @@ def test_a_slow_peer_counts_as_exchange(way):
 
     def rank_body(rank):
         plan = gather_plan(rank, 2, 10)
-        time.sleep(0.1 * rank)
+        time.sleep(0.5 * rank)
         return run(plan, buffers_of(plan), endpoints[rank])
 
     first, _ = results(2, rank_body)
