@@ -20,7 +20,7 @@ COPY_BYTES_PER_S = 8e9
 #: with feedback, summing two parts with feedback, decoding. Plain elements are summed
 #: where they lie (two are read, one is written), and results looked through.
 COPIES = {
-    "identity": (0.0, 1.5, 0.5),
+    "identity": (0.0, 1.5, 0.0),
     "quantize:bits=8": (1.24, 1.25, 0.62),
     "quantize:bits=4": (1.16, 1.47, 0.64),
 }
