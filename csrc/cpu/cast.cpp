@@ -65,41 +65,13 @@ void cast_feedback_run(const uint8_t* input, uint8_t* payload, ResidualSpan resi
 }
 
 template <class T, class W, bool kAdd>
-bool uncast_run(const uint8_t* payload, uint8_t* output, ComputeOf<T> factor, int64_t n,
-                bool streams) {
-  using C = ComputeOf<T>;
-  BitsOf<T> most = 0;
-  int64_t i = 0;
-  if constexpr (kBothHaveVectors<T, W>) {
-    Ints lanes{};
-    for (; i + kLanes <= n; i += kLanes) {
-      Floats value = load_floats<W>(payload, i) * factor;
-      if constexpr (kAdd) value = load_floats<T>(output, i) + value;
-      const Elements<T> y = narrow<T>(value);
-      lanes = larger(lanes, magnitude_of(widen<T>(y)));
-      put_elements<T>(output, i, y, streams);
-    }
-    most = largest_lane(lanes);
-  }
-  for (; i < n; ++i) {
-    C value = convert<C>(load<W>(payload, i)) * factor;
-    if constexpr (kAdd) value = load_compute<T>(output, i) + value;
-    const T y = convert<T>(value);
-    const BitsOf<T> bits = magnitude_bits(convert<C>(y));
-    most = bits > most ? bits : most;
-    store(output, i, y);
-  }
-  return is_finite(bits_as<C>(most));
-}
-
-template <class T, class W, bool kAdd>
 void uncast_typed(const UncastArgs& args) {
   const bool streams = !kAdd && streams_past_cache<T>(args.spans);
   const auto body = [&](int64_t row, const Span& span, int64_t begin, int64_t end) {
     const auto factor = static_cast<ComputeOf<T>>(args.scale);
     const uint8_t* payload = args.payload.data + span.body + begin * sizeof(W);
     uint8_t* output = args.output.data + (span.offset + begin) * sizeof(T);
-    const bool finite = uncast_run<T, W, kAdd>(payload, output, factor, end - begin,
+    const bool finite = put_scaled<T, W, kAdd>(payload, end - begin, factor, output,
                                                streams && can_stream(output));
     if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);
   };

@@ -272,35 +272,6 @@ void requantize_typed(const RequantizeSumArgs& args) {
 
 // ---- decoding ----
 
-// Whether all that it wrote is finite.
-template <class T, bool kAdd>
-COMMKERN_INLINE bool put_values(const ComputeOf<T>* values, int64_t n,
-                                ComputeOf<T> factor, uint8_t* output, bool streams) {
-  using C = ComputeOf<T>;
-  BitsOf<C> most = 0;
-  int64_t i = 0;
-  if constexpr (kHasVectors<T>) {
-    Ints lanes{};
-    for (; i + kLanes <= n; i += kLanes) {
-      Floats value = load_floats<float>(values, i) * factor;
-      if constexpr (kAdd) value = load_floats<T>(output, i) + value;
-      const Elements<T> y = narrow<T>(value);
-      lanes = larger(lanes, magnitude_of(widen<T>(y)));
-      put_elements<T>(output, i, y, streams);
-    }
-    most = largest_lane(lanes);
-  }
-  for (; i < n; ++i) {
-    C value = values[i] * factor;
-    if constexpr (kAdd) value = load_compute<T>(output, i) + value;
-    const T y = convert<T>(value);
-    const BitsOf<C> bits = magnitude_bits(convert<C>(y));
-    most = bits > most ? bits : most;
-    store(output, i, y);
-  }
-  return is_finite(bits_as<C>(most));
-}
-
 template <class T, bool kAdd>
 void dequantize_typed(const DequantizeArgs& args) {
   using C = ComputeOf<T>;
@@ -329,7 +300,8 @@ void dequantize_typed(const DequantizeArgs& args) {
         finite &= decode_blocks(stored, coder.decode[0], i / f.block_size, n, C(1),
                                 values, false);
         if (rotation) rotation.unrotate(buffer, i, n);
-        finite &= put_values<T, kAdd>(buffer, n, factor, y, streams && can_stream(y));
+        finite &=
+            put_scaled<T, C, kAdd>(buffer, n, factor, y, streams && can_stream(y));
       }
     }
     if (!finite && args.nonfinite) raise_flag(args.nonfinite, row);

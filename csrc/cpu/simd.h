@@ -181,4 +181,34 @@ COMMKERN_INLINE void put_elements(void* base, int64_t index, Elements<T> x,
   store_elements<T>(base, index, x);
 }
 
+// y = T(v * factor), with kAdd y = T(y + v * factor), for values of W; whether all that
+// it wrote is finite.
+template <class T, class W, bool kAdd>
+COMMKERN_INLINE bool put_scaled(const void* values, int64_t n, ComputeOf<T> factor,
+                                void* output, bool streams) {
+  using C = ComputeOf<T>;
+  BitsOf<T> most = 0;
+  int64_t i = 0;
+  if constexpr (kHasVectors<T> && kHasVectors<W>) {
+    Ints lanes{};
+    for (; i + kLanes <= n; i += kLanes) {
+      Floats value = load_floats<W>(values, i) * factor;
+      if constexpr (kAdd) value = load_floats<T>(output, i) + value;
+      const Elements<T> y = narrow<T>(value);
+      lanes = larger(lanes, magnitude_of(widen<T>(y)));
+      put_elements<T>(output, i, y, streams);
+    }
+    most = largest_lane(lanes);
+  }
+  for (; i < n; ++i) {
+    C value = convert<C>(load<W>(values, i)) * factor;
+    if constexpr (kAdd) value = load_compute<T>(output, i) + value;
+    const T y = convert<T>(value);
+    const BitsOf<T> bits = magnitude_bits(convert<C>(y));
+    most = bits > most ? bits : most;
+    store(output, i, y);
+  }
+  return is_finite(bits_as<C>(most));
+}
+
 COMMKERN_END_ISA
