@@ -18,7 +18,7 @@ MARGIN = 0.05
 COPY_BYTES_PER_S = 8e9
 #: Time over that of a copy of the same elements, on AVX-512 (docs/kernels.md): coding
 #: with feedback, summing two parts with feedback, decoding. Plain elements are summed
-#: where they lie (two are read, one is written), and results looked through.
+#: where they lie (two are read, one is written).
 COPIES = {
     "identity": (0.0, 1.5, 0.0),
     "quantize:bits=8": (1.24, 1.25, 0.62),

@@ -316,7 +316,7 @@ class _Composer:
     def _compress(self, stage: int, segment: int, owners: Sequence[int]) -> list[Step]:
         steps: list[Step] = [Begin("compress")]
         for group, spans in self._groups_with_spans(stage, segment, owners):
-            spans, _ = plain.split(group, spans, self.dtype)
+            spans = plain.written(group, spans, self.dtype)
             if not len(spans):
                 continue
             steps += group.compressor.compress_calls(

@@ -23,12 +23,12 @@ from commkern.spans import SpanTable, one_span, span_table
 from commkern.wire.dtypes import NBYTES
 
 
-def split(group: Group, spans: SpanTable, dtype: str) -> tuple[SpanTable, SpanTable]:
-    """Spans that are written to messages, and those that stay in the data buffer."""
-    staying = np.array(
-        [group.stays(int(row["length"]), dtype) for row in spans], dtype=bool
-    )
-    return spans[~staying], spans[staying]
+def written(group: Group, spans: SpanTable, dtype: str) -> SpanTable:
+    """The spans that are written to messages: all but those that stay in the data
+    buffer."""
+    moved = [not group.stays(int(row["length"]), dtype) for row in spans]
+    listed: SpanTable = spans[np.array(moved, dtype=bool)]
+    return listed
 
 
 def pieces(
@@ -64,12 +64,12 @@ def sum_calls(
     ``fields`` are the dtype, the scale and where to flag values that are not finite.
     """
     size = NBYTES[fields["dtype"]]
-    written = [row for row in rows if not group.stays(row["length"], fields["dtype"])]
+    moved = [row for row in rows if not group.stays(row["length"], fields["dtype"])]
     spans = span_table(
-        {"offset": row["body"] // size, "length": row["length"]} for row in written
+        {"offset": row["body"] // size, "length": row["length"]} for row in moved
     )
     operands = {"spans": spans, "parts": list(parts), "output": result}
-    calls = [KernelCall("sum", fields | operands)] if written else []
+    calls = [KernelCall("sum", fields | operands)] if moved else []
     staying = [row for row in rows if group.stays(row["length"], fields["dtype"])]
     return calls + [_sum_in_place(row, parts, own, fields, size) for row in staying]
 
@@ -87,11 +87,11 @@ def result_calls(
 
     What is there already has been looked at by its owner for values not finite.
     """
-    written, _ = split(group, spans, dtype)
+    listed = written(group, spans, dtype)
     copied = {"payload": payload, "output": output, "nonfinite": nonfinite}
     types = {"dtype": dtype, "wire_dtype": dtype}
-    fields = {"spans": written} | copied | types
-    return [KernelCall("uncast", fields)] if len(written) else []
+    fields = {"spans": listed} | copied | types
+    return [KernelCall("uncast", fields)] if len(listed) else []
 
 
 def _sum_in_place(
